@@ -1,0 +1,1 @@
+"""The lab: measurements of Bytescheduler beside its peers. ``python -m benchmarks --help``."""
