@@ -1,0 +1,330 @@
+"""One rank's gradient exchange: plan, scheduler, order and transport put together.
+
+Adapters see this class only. They ``post`` a parameter when its gradient lies in the flat buffer,
+and ``wait`` for parameters before they are used; both happen in the thread that trains. One
+background thread moves bytes: it runs the ``Leader`` on rank 0 and a ``Follower`` elsewhere. It
+never touches weights, it ends with ``close``, and whatever goes wrong in it is raised in the
+training thread by the next call.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol, cast
+
+from bytescheduler.core.config import MODES, Mode, Settings
+from bytescheduler.core.ledger import Ledger
+from bytescheduler.core.order import Cut, Follower, Leader, Step
+from bytescheduler.core.plan import Chunk, Layout, Plan
+from bytescheduler.core.scheduler import Scheduler
+from bytescheduler.core.trace import Observer
+from bytescheduler.exceptions import (
+    ByteSchedulerError,
+    PeerLostError,
+    RankMismatchError,
+    TransportClosedError,
+    TransportError,
+    UsageError,
+)
+from bytescheduler.transports.base import MESSAGE_LIMIT, Transport
+
+__all__ = ["Exchange", "Tuner"]
+
+CLOSE_TIMEOUT: Final = 10.0  # seconds to let what is in flight arrive, and the thread end
+
+
+class Tuner(Protocol):
+    """Chooses settings while the job runs; lives on rank 0."""
+
+    def step(self, now: float) -> Settings | None:
+        """An iteration ended at ``now`` (``perf_counter`` seconds): new settings, or None."""
+
+
+class Exchange:
+    """Averages posted parameters over all ranks, the most urgent first.
+
+    Args:
+        layout: where each parameter lies in its flat buffer; equal on all ranks.
+        buffers: the flat buffers by name, one-dimensional; slicing must give views.
+        transport: this rank's end of the engine; closed by ``close``.
+        settings: sizes and mode; rank 0's count.
+        observer: told what happens, for tracing.
+        tuner: on rank 0, chooses settings from step to step.
+
+    Order of calls: in each round ``post`` every parameter once; ``wait`` for any of them at any
+    time; ``step`` after the last round of an iteration; ``close`` at last. A parameter may be
+    posted again when it has returned and its round is complete. ``post``, ``step`` and ``close``
+    are not called from two threads at once.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        buffers: Mapping[str, Any],
+        transport: Transport,
+        settings: Settings,
+        observer: Observer | None = None,
+        tuner: Tuner | None = None,
+    ) -> None:
+        self.layout = layout
+        self.settings = settings
+        self._buffers = buffers
+        self._transport = transport
+        self._observer = observer
+        self._ledger = Ledger(layout.slots)
+        self._tuner = tuner
+        self._closing = False
+        self._explanation: ByteSchedulerError | None = None
+        self._steps = 0
+        self._rounds = 0
+        self._missing = dict.fromkeys(range(len(layout.specs)))  # of this round, in order
+        self._unmatched: dict[int, int] = {}  # step: rounds, of whichever side came first
+        self._matching = threading.Lock()
+        plan = self._adopt(settings)
+        self._leader: Leader | None = None
+        if transport.rank == 0:
+            scheduler = self._scheduler = _scheduler(settings)
+            self._leader = Leader(plan, scheduler, self, self._announce, MESSAGE_LIMIT)
+            loop = self._leader.run
+        else:
+            loop = Follower(plan, self, transport.receive, self._ledger.wait_posted).run
+        self._thread = threading.Thread(
+            target=self._serve, args=(loop,), name=f"bytescheduler-{transport.rank}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the exchange failed, if it did."""
+        return self._ledger.error
+
+    def post(self, parameter: int, on_returned: Callable[[], None] | None = None) -> None:
+        """This rank's gradient of ``parameter`` lies in the buffer; send it when its turn comes.
+
+        Args:
+            on_returned: called once, from a background thread, when the average is there or the
+                exchange failed (see ``error``); must be quick and must not raise.
+
+        Raises:
+            TransportError: the exchange failed or was closed.
+        """
+        try:
+            self._ledger.post(parameter, on_returned)
+        except ByteSchedulerError as error:
+            raise self._explain(error) from error.__cause__
+        self._count(parameter)
+        if self._observer is not None:
+            self._observer.posted(parameter)
+        if self._leader is not None:
+            self._leader.events.put(parameter)
+
+    @property
+    def round_open(self) -> bool:
+        """Whether some parameters, but not all, have been posted in the present round."""
+        return len(self._missing) < len(self.layout.specs)
+
+    def missing(self) -> list[int]:
+        """The parameters that have not been posted in the present round."""
+        return list(self._missing)
+
+    def returned(self, parameter: int) -> bool:
+        """Whether the average of ``parameter`` is there (or it was never posted)."""
+        return self._ledger.returned(parameter)
+
+    def wait(self, parameters: Iterable[int]) -> None:
+        """Block until the averages of all ``parameters`` that were posted are in the buffer.
+
+        Raises:
+            TransportError: the exchange failed or was closed.
+        """
+        names = [index for index in parameters if not self._ledger.returned(index)]
+        if not names:
+            return
+        begin = time.perf_counter()
+        try:
+            self._ledger.wait_returned(names)
+        except ByteSchedulerError as error:
+            raise self._explain(error) from error.__cause__
+        if self._observer is not None:
+            label = self.layout.specs[names[0]].name
+            self._observer.span("wait", label, begin, time.perf_counter())
+
+    def step(self) -> None:
+        """An iteration ends, after one or several whole rounds.
+
+        Raises:
+            UsageError: the present round is not complete.
+            RankMismatchError: by this or a later call, when rank 0 counts other rounds.
+        """
+        if self.round_open:
+            names = [self.layout.specs[index].name for index in self._missing]
+            raise UsageError(f"every parameter must be posted before step(); missing: {names}")
+        self._steps += 1
+        step = Step(number=self._steps, rounds=self._rounds)
+        if self._leader is None:
+            self.compare(step)
+            return
+        self._leader.events.put(step)
+        settings = self._tuner.step(time.perf_counter()) if self._tuner is not None else None
+        if settings is not None:
+            self.reconfigure(settings)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Rank 0, between rounds: change sizes and mode on all ranks.
+
+        Takes effect when what is posted has come back and before the next round's chunks; nothing
+        is lost or sent twice.
+        """
+        if self._leader is None:
+            raise UsageError("only rank 0 decides the settings; call reconfigure there")
+        self._leader.events.put(
+            Cut(
+                partition_size=settings.partition_size,
+                credit_size=settings.credit_size,
+                mode=MODES.index(settings.mode),
+            )
+        )
+
+    def close(self) -> None:
+        """Let what was posted arrive (10 s at most), stop the thread, close the transport."""
+        if self._closing:
+            return
+        self._closing = True
+        if self.error is None:
+            self._settle()
+        if self._leader is not None:
+            self._leader.events.put(None)
+            self._thread.join(CLOSE_TIMEOUT)
+        self._ledger.close()
+        self._transport.close()
+        self._thread.join(CLOSE_TIMEOUT)
+
+    # -- called by the order agreement, in the background thread
+
+    def recut(self, cut: Cut) -> Plan:
+        """Adopt announced settings and return the new plan."""
+        settings = replace(
+            self.settings,
+            partition_size=cut.partition_size,
+            credit_size=cut.credit_size,
+            mode=cast("Mode", MODES[cut.mode]),
+        )
+        plan = self._adopt(settings)
+        self.settings = settings
+        if self._leader is not None:
+            self._scheduler.credit_size = settings.credit_size
+            self._scheduler.fifo = _is_fifo(settings)
+        return plan
+
+    def compare(self, step: Step) -> None:
+        """Hold the leader's count of rounds against this rank's, whichever comes second."""
+        with self._matching:
+            other = self._unmatched.pop(step.number, None)
+            if other is None:
+                self._unmatched[step.number] = step.rounds
+        if other is not None and other != step.rounds:
+            error = RankMismatchError(
+                f"rank {self._transport.rank}: by step {step.number} every rank must have run as "
+                f"many backward passes as rank 0; here and there {other} and {step.rounds} were "
+                "exchanged. Put all but the last backward of a step under optimizer.no_sync()"
+            )
+            self._ledger.fail(error)
+            raise error
+
+    def start(self, chunk: Chunk) -> None:
+        """Hand one chunk to the transport."""
+        self._ledger.start()
+        if self._observer is not None:
+            self._observer.started(chunk)
+
+        def done(error: BaseException | None) -> None:
+            self._completed(chunk, error)
+
+        self._transport.start(self._handles[chunk.index], chunk.index, done)
+
+    # -- inside
+
+    def _count(self, parameter: int) -> None:
+        del self._missing[parameter]
+        if not self._missing:
+            self._missing = dict.fromkeys(range(len(self.layout.specs)))
+            self._rounds += 1
+
+    def _adopt(self, settings: Settings) -> Plan:
+        plan = self.layout.cut(settings.partition_size)
+        self._handles = [
+            self._transport.prepare(
+                chunk.index, self._buffers[chunk.buffer][chunk.start : chunk.stop]
+            )
+            for chunk in plan.chunks
+        ]
+        if self._observer is not None:
+            self._observer.planned(self.layout, plan)
+        return plan
+
+    def _announce(self, message: Sequence[int]) -> None:
+        if self._transport.world_size > 1:
+            self._transport.announce(message)
+
+    def _completed(self, chunk: Chunk, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(error)
+            return
+        if self._observer is not None:
+            self._observer.completed(chunk)
+        if self._leader is not None:
+            self._leader.events.put(chunk)
+        self._ledger.complete(chunk.spans)
+
+    def _serve(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except TransportClosedError:
+            self._ledger.close()
+        except Exception as error:  # whatever it is, it belongs into the training thread
+            self._fail(error)
+        else:
+            gone = f"rank {self._transport.rank}: rank 0 ended its gradient exchange"
+            self._ledger.retire(PeerLostError(gone, ranks=(0,)))
+
+    def _fail(self, error: BaseException) -> None:
+        if self._closing:
+            self._ledger.close()
+        else:
+            self._ledger.fail(_Failure(error))
+        if self._leader is not None:
+            self._leader.events.put(None)
+
+    def _explain(self, error: ByteSchedulerError) -> ByteSchedulerError:
+        """Ask the transport who is gone, once; then cut it off, so that the others notice too."""
+        if self._explanation is None:
+            failed = isinstance(error, _Failure)
+            self._explanation = self._transport.explain(error.reason) if failed else error
+            self._transport.close()
+        return self._explanation
+
+    def _settle(self) -> None:
+        try:
+            self._ledger.wait_returned(range(len(self.layout.specs)), CLOSE_TIMEOUT)
+        except TransportError:
+            return
+
+
+def _is_fifo(settings: Settings) -> bool:
+    return settings.mode in ("fifo", "barrier")
+
+
+def _scheduler(settings: Settings) -> Scheduler:
+    return Scheduler(settings.credit_size, fifo=_is_fifo(settings))
+
+
+class _Failure(TransportError):
+    """A failure in the background thread, not yet explained."""
+
+    def __init__(self, reason: BaseException) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+        self.__cause__ = reason

@@ -1,0 +1,178 @@
+"""What the training thread and the sending thread both know of each parameter.
+
+A parameter is *posted* when this rank's gradient lies in the buffer (rounds are counted, so an
+announcement that arrives early is never mistaken for the previous round), and *returned* when
+every element of its slot has come back. Returned elements are counted, not chunks, so that the
+ledger does not care how the buffer is cut.
+
+One lock; a waiter names exactly what it waits for and is woken once, when all of it is there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from bytescheduler.core.plan import Span
+from bytescheduler.exceptions import TransportClosedError
+
+__all__ = ["Ledger"]
+
+
+class _Waiter:
+    __slots__ = ("event", "pending")
+
+    def __init__(self, pending: set[int]) -> None:
+        self.pending = pending
+        self.event = threading.Event()
+
+
+class Ledger:
+    """Rounds posted and elements outstanding, by parameter.
+
+    Args:
+        slots: elements of each parameter's slot.
+    """
+
+    def __init__(self, slots: Sequence[int]) -> None:
+        self._slots = tuple(slots)
+        self._rounds = [0] * len(slots)
+        self._outstanding = [0] * len(slots)
+        self._in_flight = 0  # chunks
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._lock = threading.Lock()
+        self._returning: list[_Waiter] = []
+        self._posting: tuple[int, int, threading.Event] | None = None
+        self._error: BaseException | None = None
+        self._last_words: BaseException | None = None
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the exchange failed, if it did."""
+        return self._error
+
+    def post(self, parameter: int, on_returned: Callable[[], None] | None = None) -> None:
+        """Begin a round of ``parameter``; it must have returned from the one before.
+
+        ``on_returned`` is called once, from the thread that completes the last chunk, or from the
+        one that reports a failure: look at ``error`` in it.
+        """
+        with self._lock:
+            self._raise_if_failed()
+            if self._outstanding[parameter]:
+                raise RuntimeError(f"parameter {parameter} was posted while it is in flight")
+            self._rounds[parameter] += 1
+            self._outstanding[parameter] = self._slots[parameter]
+            if on_returned is not None:
+                self._callbacks[parameter] = on_returned
+            if self._posting is not None and self._satisfied(*self._posting[:2]):
+                self._posting[2].set()
+
+    def wait_posted(self, parameter: int, round_: int) -> None:
+        """Block until ``parameter`` has been posted ``round_`` times on this rank.
+
+        Raises:
+            TransportError: the exchange failed or was closed.
+        """
+        with self._lock:
+            self._raise_if_failed()
+            if self._satisfied(parameter, round_):
+                return
+            event = threading.Event()
+            self._posting = (parameter, round_, event)
+        event.wait()
+        with self._lock:
+            self._posting = None
+            self._raise_if_failed()
+
+    def start(self) -> None:
+        """Count a chunk that is handed to the transport."""
+        with self._lock:
+            self._in_flight += 1
+
+    def complete(self, spans: Iterable[Span]) -> None:
+        """Count the elements of a completed chunk; wake who waits for what is now whole."""
+        callbacks: list[Callable[[], None]] = []
+        with self._lock:
+            self._in_flight -= 1
+            for parameter, elements in spans:
+                self._outstanding[parameter] -= elements
+                if not self._outstanding[parameter]:
+                    self._wake(parameter)
+                    callback = self._callbacks.pop(parameter, None)
+                    if callback is not None:
+                        callbacks.append(callback)
+            if self._last_words is not None and not self._in_flight:
+                self._set_error(self._last_words)
+        for callback in callbacks:
+            callback()
+
+    def returned(self, parameter: int) -> bool:
+        """Whether nothing of ``parameter`` is in flight."""
+        return not self._outstanding[parameter]
+
+    def wait_returned(self, parameters: Iterable[int], timeout: float | None = None) -> bool:
+        """Block until all ``parameters`` have returned; False when ``timeout`` seconds pass first.
+
+        Raises:
+            TransportError: the exchange failed or was closed.
+        """
+        with self._lock:
+            pending = {index for index in parameters if self._outstanding[index]}
+            if not pending:
+                return True
+            self._raise_if_failed()
+            waiter = _Waiter(pending)
+            self._returning.append(waiter)
+        try:
+            waiter.event.wait(timeout)
+        finally:
+            with self._lock:
+                self._returning.remove(waiter)
+        with self._lock:
+            if waiter.pending:
+                self._raise_if_failed()
+            return not waiter.pending
+
+    def retire(self, error: BaseException) -> None:
+        """Nothing will be started any more: ``fail`` once the chunks in flight have arrived."""
+        with self._lock:
+            self._last_words = error
+            waiting = self._in_flight > 0
+        if not waiting:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Make every present and later wait raise ``error``; the first one counts."""
+        with self._lock:
+            self._set_error(error)
+            callbacks = list(self._callbacks.values())
+            self._callbacks.clear()
+        for callback in callbacks:
+            callback()
+
+    def close(self) -> None:
+        """Make every present and later wait raise TransportClosedError."""
+        self.fail(TransportClosedError("the exchange was closed"))
+
+    def _set_error(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+        for waiter in self._returning:
+            waiter.event.set()
+        if self._posting is not None:
+            self._posting[2].set()
+
+    def _satisfied(self, parameter: int, round_: int) -> bool:
+        return self._rounds[parameter] >= round_
+
+    def _wake(self, parameter: int) -> None:
+        for waiter in self._returning:
+            if parameter in waiter.pending:
+                waiter.pending.discard(parameter)
+                if not waiter.pending:
+                    waiter.event.set()
+
+    def _raise_if_failed(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,65 @@
+"""Which chunk is sent next, and how many bytes may be in flight.
+
+Ready chunks wait in a heap. While the most urgent one fits in what is left of the *credit* it is
+popped, its bytes are taken from the credit, and it goes to the transport; they come back when it
+has completed. The credit is a window: large enough to keep the wire busy, small enough that an
+urgent chunk that becomes ready later waits behind few bytes. A chunk larger than the credit goes
+alone. This class knows no time, no thread and no transport; the leader alone runs one
+(see ``order.py``).
+
+Source: ByteScheduler (SOSP 2019), algorithm 1. There the credit is per scheduler; here it is held
+by rank 0 only, since two ranks with full windows of different chunks would wait for each other.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+from bytescheduler.core.plan import Chunk
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler:
+    """A priority queue with a window of ``credit_size`` bytes.
+
+    Args:
+        credit_size: bytes in flight at most.
+        fifo: send in the order of ``push`` instead of by priority.
+    """
+
+    def __init__(self, credit_size: int, *, fifo: bool = False) -> None:
+        self.credit_size = credit_size
+        self.fifo = fifo
+        self.in_flight = 0  # bytes
+        self._heap: list[tuple[int, int, Chunk]] = []
+        self._sequence = count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is in flight."""
+        return not self._heap and not self.in_flight
+
+    def push(self, chunk: Chunk) -> None:
+        """Queue a chunk that is ready."""
+        priority = 0 if self.fifo else chunk.index
+        heapq.heappush(self._heap, (priority, next(self._sequence), chunk))
+
+    def pop(self) -> Chunk | None:
+        """Return the chunk to start now, its bytes taken from the credit, or None."""
+        if not self._heap:
+            return None
+        chunk = self._heap[0][2]
+        if self.in_flight and self.in_flight + chunk.nbytes > self.credit_size:
+            return None
+        heapq.heappop(self._heap)
+        self.in_flight += chunk.nbytes
+        return chunk
+
+    def complete(self, chunk: Chunk) -> None:
+        """Give the bytes of a completed chunk back to the credit."""
+        self.in_flight -= chunk.nbytes

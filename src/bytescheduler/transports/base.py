@@ -1,0 +1,102 @@
+"""The contract of a transport: an engine that moves chunks.
+
+A transport starts one chunk and says when it is done. Beside that it carries the leader's
+announcements, and at set-up time small byte strings, through the same engine, so that no socket of
+our own is needed. Frameworks and transports combine freely: buffers are taken as they are (torch
+tensor, NumPy array, anything with DLPack), without copies where the engine allows.
+
+A new transport is one file with a subclass of ``Transport``, named in the entry-point group
+``bytescheduler.transports`` and in the contract suite ``tests/transports``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final
+
+from bytescheduler.exceptions import ByteSchedulerError, TransportError
+
+__all__ = ["MESSAGE_LIMIT", "Done", "Transport"]
+
+MESSAGE_LIMIT: Final = 63  # integers in one announcement, at most
+
+Done = Callable[[BaseException | None], None]
+
+
+class Transport(ABC):
+    """One rank's end of an engine.
+
+    Order of calls: the constructor (collective); any number of ``exchange`` and ``broadcast``;
+    ``prepare`` for every chunk; then ``start`` from one thread, while rank 0 calls ``announce``
+    from that same thread and the others call ``receive`` from theirs; ``close`` at last, from any
+    thread. ``prepare`` may come again for a new cut, from the thread that calls ``start``, when
+    nothing is in flight on rank 0.
+
+    Attributes:
+        rank, world_size: this rank and how many there are.
+        ordered: whether all ranks must start the same chunks in the same order. The leader's order
+            is followed either way; an engine that needs it is tested for it.
+    """
+
+    ordered: ClassVar[bool]
+    rank: int
+    world_size: int
+
+    @abstractmethod
+    def prepare(self, index: int, buffer: Any) -> Any:
+        """Return the engine's handle for a chunk: a one-dimensional contiguous ``buffer``.
+
+        All ranks call it in the same order, with the same ``index``, length and dtype. The memory
+        stays valid and in place until ``close``. It must not block on other ranks' progress.
+        """
+
+    @abstractmethod
+    def start(self, handle: Any, priority: int, done: Done) -> None:
+        """Begin to average the buffer of ``handle`` over all ranks, in place.
+
+        Returns at once. ``done(None)`` is called exactly once when the average is in the buffer,
+        ``done(error)`` if it will never be; from any thread, perhaps before ``start`` returns.
+        ``priority``: smaller is needed sooner; an engine may ignore it.
+        """
+
+    @abstractmethod
+    def announce(self, message: Sequence[int]) -> None:
+        """Rank 0: send at most MESSAGE_LIMIT 64-bit integers to all other ranks, in order.
+
+        Does not wait until they have received it.
+        """
+
+    @abstractmethod
+    def receive(self) -> Sequence[int]:
+        """Other ranks: block until rank 0's next message, without spinning.
+
+        Raises:
+            TransportClosedError: ``close`` was called, here, while waiting.
+            PeerLostError: rank 0, or a rank that relays its messages, is gone.
+        """
+
+    @abstractmethod
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """Collective, set-up time only: return the payloads of all ranks, by rank."""
+
+    @abstractmethod
+    def broadcast(self, buffer: Any) -> None:
+        """Collective, blocking: overwrite ``buffer`` (contiguous) with rank 0's content.
+
+        Must not be called while chunks are in flight unless ``ordered`` is False.
+        """
+
+    def explain(self, error: BaseException) -> ByteSchedulerError:
+        """Turn a failure of the engine into ours, naming the ranks that are gone if it can.
+
+        Called once, in the training thread, after a failure and before ``close``; may take a few
+        seconds to ask who is still there.
+        """
+        if isinstance(error, ByteSchedulerError):
+            return error
+        return TransportError(f"rank {self.rank}: the gradient exchange failed: {error}")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the engine; wake a blocked ``receive``. May be called twice, never raises."""

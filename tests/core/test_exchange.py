@@ -1,0 +1,233 @@
+"""The exchange over the fake transport: several ranks as threads, disorder by seed."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bytescheduler.core import Exchange, Layout, ParameterSpec, Settings
+from bytescheduler.exceptions import (
+    PeerLostError,
+    RankMismatchError,
+    TransportError,
+    UsageError,
+)
+from bytescheduler.transports.fake import FakeNetwork, FakeTransport
+
+ITEM = 4
+PATIENCE = 20.0  # seconds until a test calls it a hang
+
+
+class Rank:
+    """One rank of a test: buffer, exchange, and the values that it contributes."""
+
+    def __init__(self, transport: FakeTransport, layout: Layout, sizes: Settings) -> None:
+        self.layout = layout
+        self.rank = transport.rank
+        self.flat = np.zeros(layout.sizes["flat"], np.float32)
+        self.exchange = Exchange(layout, {"flat": self.flat}, transport, sizes)
+
+    def view(self, parameter: int) -> np.ndarray:
+        offset = self.layout.offsets[parameter]
+        return self.flat[offset : offset + self.layout.specs[parameter].numel]
+
+    def value(self, parameter: int, iteration: int) -> float:
+        return float((self.rank + 1) * (parameter + 1) + 100 * iteration)
+
+    def iterate(self, iteration: int, rng: random.Random) -> None:
+        """Post all in a random order; then wait for each in forward order and check it."""
+        parameters = list(range(len(self.layout.specs)))
+        for parameter in rng.sample(parameters, len(parameters)):
+            self.view(parameter)[:] = self.value(parameter, iteration)
+            self.exchange.post(parameter)
+        self.exchange.step()
+        for parameter in self.layout.order:
+            self.exchange.wait([parameter])
+
+    def expected(self, parameter: int, iteration: int, world_size: int) -> float:
+        return (world_size + 1) / 2 * (parameter + 1) + 100 * iteration
+
+
+def run_ranks(ranks: Sequence[Rank], work: Callable[[Rank], None]) -> list[BaseException]:
+    """Run ``work`` for all ranks at once; close them; return what they raised."""
+    errors: list[BaseException] = []
+
+    def body(rank: Rank) -> None:
+        try:
+            work(rank)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            rank.exchange.close()
+
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads), "an exchange hangs"
+    return errors
+
+
+def layout_of(numels: Sequence[int]) -> Layout:
+    return Layout(
+        [ParameterSpec(name=f"p{i}", numel=n, itemsize=ITEM) for i, n in enumerate(numels)]
+    )
+
+
+def make(
+    numels: Sequence[int], sizes: Settings, world_size: int = 2, seed: int | None = None
+) -> tuple[FakeNetwork, list[Rank]]:
+    network = FakeNetwork(world_size, seed=seed)
+    layout = layout_of(numels)
+    return network, [Rank(end, layout, sizes) for end in network.transports()]
+
+
+def sizes(partition: int = 64, credit: int = 256, mode: str = "priority") -> Settings:
+    return Settings(partition_size=partition, credit_size=credit, mode=mode)  # type: ignore[arg-type]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    numels=st.lists(st.integers(0, 200), min_size=1, max_size=12),
+    partition=st.integers(1, 600),
+    chunks_in_credit=st.integers(1, 5),
+    mode=st.sampled_from(["priority", "fifo", "barrier"]),
+    world_size=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+)
+def test_every_rank_gets_the_average_in_one_common_order(
+    numels, partition, chunks_in_credit, mode, world_size, seed
+):
+    config = sizes(partition, partition * chunks_in_credit, mode)
+    network, ranks = make(numels, config, world_size, seed)
+
+    def work(rank: Rank) -> None:
+        rng = random.Random(seed + rank.rank)
+        for iteration in range(3):
+            rank.iterate(iteration, rng)
+            for parameter in range(len(numels)):
+                expected = rank.expected(parameter, iteration, world_size)
+                np.testing.assert_allclose(rank.view(parameter), expected, rtol=1e-6)
+
+    errors = run_ranks(ranks, work)
+    assert errors == []
+    assert all(order == network.started[0] for order in network.started)
+    assert len(network.started[0]) == 3 * len(ranks[0].layout.cut(partition).chunks)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_cutting_anew_between_iterations_loses_nothing(seed):
+    numels = [100, 7, 0, 300, 1]
+    _, ranks = make(numels, sizes(), 3, seed)
+
+    def work(rank: Rank) -> None:
+        rng = random.Random(seed * 10 + rank.rank)
+        for iteration in range(8):
+            rank.iterate(iteration, rng)
+            for parameter in range(len(numels)):
+                expected = rank.expected(parameter, iteration, 3)
+                np.testing.assert_allclose(rank.view(parameter), expected, rtol=1e-6)
+            if rank.rank == 0:
+                partition = 16 << (iteration % 6)
+                rank.exchange.reconfigure(sizes(partition, 4 * partition, "fifo"))
+
+    assert run_ranks(ranks, work) == []
+    assert all(rank.exchange.settings.mode == "fifo" for rank in ranks)
+
+
+def test_only_the_leader_decides_settings():
+    _, ranks = make([10], sizes())
+    with pytest.raises(UsageError, match="only rank 0"):
+        ranks[1].exchange.reconfigure(sizes())
+    assert run_ranks(ranks, lambda rank: None) == []
+
+
+def test_a_broken_wire_fails_every_rank_and_hangs_none():
+    network, ranks = make([100, 100], sizes())
+
+    def work(rank: Rank) -> None:
+        if rank.rank == 1:
+            network.fail(ConnectionError("wire cut"))
+            raise KeyboardInterrupt
+        rank.exchange.post(0)
+        rank.exchange.post(1)
+        network.fail(ConnectionError("wire cut"))
+        rank.exchange.wait([0, 1])
+
+    errors = run_ranks(ranks, work)
+    assert any(isinstance(error, TransportError) and "wire cut" in str(error) for error in errors)
+
+
+def test_a_leader_that_ends_early_is_named_by_its_followers():
+    _, ranks = make([100], sizes())
+
+    def work(rank: Rank) -> None:
+        if rank.rank == 1:
+            rank.exchange.post(0)
+            rank.exchange.wait([0])
+
+    (error,) = run_ranks(ranks, work)
+    assert isinstance(error, PeerLostError)
+    assert error.ranks == (0,)
+
+
+def test_ranks_that_count_backward_passes_differently_are_told():
+    _, ranks = make([10], sizes())
+
+    def work(rank: Rank) -> None:
+        if rank.rank == 1:
+            rank.exchange.step()
+        for _ in range(3):
+            rank.exchange.post(0)
+            rank.exchange.wait([0])
+            rank.exchange.step()
+
+    errors = run_ranks(ranks, work)
+    assert any(isinstance(error, RankMismatchError) for error in errors)
+
+
+def test_a_round_knows_what_is_missing():
+    _, ranks = make([10, 20, 30], sizes())
+
+    def work(rank: Rank) -> None:
+        assert not rank.exchange.round_open
+        rank.exchange.post(1)
+        assert rank.exchange.round_open
+        assert rank.exchange.missing() == [0, 2]
+        with pytest.raises(UsageError, match="p0"):
+            rank.exchange.step()
+        rank.exchange.post(0)
+        rank.exchange.post(2)
+        assert not rank.exchange.round_open
+        rank.exchange.step()
+        rank.exchange.wait(range(3))
+
+    assert run_ranks(ranks, work) == []
+
+
+def test_no_thread_outlives_close():
+    _, ranks = make([10, 20], sizes())
+    assert run_ranks(ranks, lambda rank: rank.iterate(0, random.Random(0))) == []
+    assert not any(thread.name.startswith("bytescheduler") for thread in threading.enumerate())
+
+
+def test_returned_callbacks_run_once_per_post_and_on_failure():
+    _, ranks = make([50, 50], sizes(64, 64))
+    calls: list[tuple[int, int]] = []
+
+    def work(rank: Rank) -> None:
+        for parameter in (1, 0):
+            rank.exchange.post(
+                parameter, lambda parameter=parameter: calls.append((rank.rank, parameter))
+            )
+        rank.exchange.wait([0, 1])
+
+    assert run_ranks(ranks, work) == []
+    assert sorted(calls) == [(0, 0), (0, 1), (1, 0), (1, 1)]
