@@ -37,6 +37,7 @@ from bytescheduler.simulate.model import (
 )
 from bytescheduler.simulate.profiles import load_profile, profile_names
 from bytescheduler.simulate.search import Loss, best_schedule, losses
+from bytescheduler.simulate.traces import load_trace, write_timeline
 
 __all__ = [
     "POLICIES",
@@ -51,7 +52,9 @@ __all__ = [
     "best_schedule",
     "bound_s",
     "load_profile",
+    "load_trace",
     "losses",
     "profile_names",
     "simulate",
+    "write_timeline",
 ]
