@@ -114,7 +114,7 @@ def _replace(path: Path, pattern: str, replacement: str, *, required: bool = Tru
 
 
 def _environment(include: list[Path], libraries: Path) -> dict[str, str]:
-    flags = [f"-I{path}" for path in include]
+    flags = ["-march=x86-64-v3", *(f"-I{path}" for path in include)]
     flags += [word for header in PRE_INCLUDED for word in ("-include", header)]
     return wheel_cache.compiler_environment(
         "c++20",

@@ -1,0 +1,57 @@
+# make demo    build .venv, then train one real model twice: without and with scheduling
+# make test    build .venv, then run lint, types, unit, property and multi-process tests
+# make venv    build .venv with everything that the tests need, Horovod included
+# make byteps  build BytePS, for its tests only (several minutes, once, kept in the user's cache)
+# make lint | test-fast | test-multiprocess | clean
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Stamps: what they stand for is rebuilt when what they depend on has changed.
+PACKAGES := $(VENV)/.packages
+HOROVOD := $(VENV)/.horovod
+
+.PHONY: help demo test venv lint test-fast test-multiprocess byteps clean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+demo: $(PACKAGES)
+	$(BIN)/python -m benchmarks demo
+
+test: lint test-fast test-multiprocess
+
+lint: $(PACKAGES)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+test-fast: $(PACKAGES)
+	$(BIN)/python -m pytest -m "not multiprocess"
+
+test-multiprocess: venv
+	$(BIN)/python -m pytest -m multiprocess
+
+venv: $(HOROVOD)
+
+byteps: venv
+	$(BIN)/python scripts/build_byteps.py
+
+$(PACKAGES): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "needs $(PYTHON); name another: make PYTHON=..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools wheel
+	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[all,dev]'
+	touch $@
+
+$(HOROVOD): $(PACKAGES) scripts/build_horovod.py scripts/wheel_cache.py scripts/system_packages.sh
+	scripts/system_packages.sh
+	$(BIN)/python scripts/build_horovod.py
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
