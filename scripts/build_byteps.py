@@ -149,7 +149,9 @@ def install() -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description="Build BytePS for this interpreter's torch, with a null GPU runtime, for tests only."
+    )
     parser.add_argument("--print-folder", action="store_true", help="print the build's folder only")
     if parser.parse_args().print_folder:
         print(folder())

@@ -71,7 +71,9 @@ def install() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description="Build Horovod's wheel for this interpreter's torch once, and install it here."
+    )
     parser.add_argument("--print-folder", action="store_true", help="print the wheel's folder only")
     if parser.parse_args().print_folder:
         print(folder())

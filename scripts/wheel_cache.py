@@ -21,7 +21,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -81,7 +81,7 @@ def _beside(folder: Path, kind: str) -> Path:
 
 
 @contextmanager
-def _exclusive(lock: Path) -> Iterator[None]:
+def _exclusive(lock: Path) -> Generator[None]:
     with lock.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
