@@ -99,16 +99,17 @@ class Application:
             ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time"),
         )
         self._measured = _by_placement(placements)
-        self._interpolate = _interpolator(placements, scalability)
+        self._interpolate = _Interpolator(placements, scalability)
         self._validations = _read_validations(folder)
         self.batches = sorted(self._validations)
         self.max_epochs = EPOCH_LIMITS[self.name]
         local = [row.integer("local_bsz", least=1) for row in placements]
         self.smallest_local = min(local)
         self.largest_local = REPLICA_BATCH_LIMITS.get(self.name, max(local))
+        self._most_replicas = max(row.integer("num_replicas", least=1) for row in scalability)
         self._step_times: dict[tuple[Placement, int], StepTimes] = {}
         self._packed: dict[tuple[int, int], float] = {}
-        self._goodput: dict[tuple[int, int, int], float] = {}
+        self._gains: dict[tuple[int, int], float] = {}
         self._epoch_end = self._read_epoch_ends(folder)
 
     def _read_epoch_ends(self, folder: Path) -> list[float]:
@@ -138,8 +139,10 @@ class Application:
         return float(self._validations[batch].iteration[max(epochs, 1) - 1])
 
     def most_replicas(self, batch: int) -> int:
-        """Return how many replicas ``batch`` can feed (NCF runs on one)."""
-        return 1 if self.name == "ncf" else max(1, batch // self.smallest_local)
+        """Return how many replicas ``batch`` can feed and were measured (NCF runs on one)."""
+        if self.name == "ncf":
+            return 1
+        return max(1, min(batch // self.smallest_local, self._most_replicas))
 
     def plan(self, batch: int, replicas: int) -> BatchPlan:
         """Split a total batch over replicas and accumulation steps."""
@@ -160,9 +163,6 @@ class Application:
         Args:
             placement: GPUs on each node, in order.
             local: samples per replica and pass.
-
-        Raises:
-            ConfigurationError: outside of what was measured.
         """
         key = (placement, local)
         if key not in self._step_times:
@@ -176,12 +176,7 @@ class Application:
             times = [float(np.interp(local, table[:, 0], table[:, c])) for c in (1, 2)]
         else:
             nodes = min(len(placement), MOST_NODES_MEASURED)
-            times = self._interpolate([[nodes, sum(placement), local]])[0].tolist()
-        if any(map(math.isnan, times)):
-            raise ConfigurationError(
-                f"{self.name}: placement {placement} with {local} samples per replica lies outside "
-                "of what was measured; use a smaller cluster or another batch size"
-            )
+            times = self._interpolate(nodes, sum(placement), local)
         return StepTimes(*times)
 
     def packed_step_time(self, batch: int, replicas: int) -> float:
@@ -202,7 +197,14 @@ class Application:
     def goodput(self, placement: Placement, plan: BatchPlan, epoch: int) -> float:
         """Return statistical progress per second in ``epoch``."""
         seconds = self.step_times(placement, plan.local).iteration(plan.accumulation)
-        return self._gain(sum(placement) * plan.local * (plan.accumulation + 1), epoch) / seconds
+        return self.gain(sum(placement) * plan.local * (plan.accumulation + 1), epoch) / seconds
+
+    def gain(self, batch: int, epoch: int) -> float:
+        """Return statistical progress per iteration at that total batch in ``epoch``."""
+        key = (batch, epoch)
+        if key not in self._gains:
+            self._gains[key] = self._gain(batch, epoch)
+        return self._gains[key]
 
     def _gain(self, batch: int, epoch: int) -> float:
         norms = [self._validations[size].squared_norm[epoch] for size in self.batches]
@@ -225,20 +227,42 @@ def _by_placement(rows: list[Row]) -> dict[str, Floats]:
     return {key: np.array(sorted(values)) for key, values in found.items()}
 
 
-def _interpolator(placements: list[Row], scalability: list[Row]):
-    """Interpolate linearly (Delaunay) over nodes, replicas and per-replica batch."""
+class _Interpolator:
+    """Linear (Delaunay) interpolation over nodes, replicas and per-replica batch.
+
+    Outside of what was measured, where Pollux's simulator stops, the nearest measured point counts.
+    """
+
+    def __init__(self, placements: list[Row], scalability: list[Row]) -> None:
+        points, values = _mean_points(placements)
+        for row in scalability:
+            points.append(
+                tuple(row.number(name) for name in ("num_nodes", "num_replicas", "local_bsz"))
+            )
+            values.append((row.number("step_time"), row.number("sync_time")))
+        self._points, self._values = np.array(points, float), np.array(values)
+        scipy = require("scipy.interpolate", extra="cluster")
+        self._linear = scipy.LinearNDInterpolator(self._points, self._values)
+
+    def __call__(self, nodes: int, replicas: int, local: int) -> list[float]:
+        """Return step and sync time (s)."""
+        times: list[float] = self._linear([[nodes, replicas, local]])[0].tolist()
+        if any(map(math.isnan, times)):
+            ratios = self._points / (nodes, replicas, local)
+            nearest = int(np.argmin(np.sum(np.log(ratios) ** 2, axis=1)))
+            return self._values[nearest].tolist()
+        return times
+
+
+def _mean_points(rows: list[Row]) -> tuple[list[tuple[float, ...]], list[tuple[float, float]]]:
     grouped: defaultdict[tuple[float, ...], list[tuple[float, float]]] = defaultdict(list)
-    for row in placements:
+    for row in rows:
         digits = row.text("placement")
-        key = (len(digits), sum(map(int, digits)), row.number("local_bsz"))
+        key = (len(digits), sum(map(int, digits)), row.number("local_bsz", least=1))
         grouped[key].append((row.number("step_time"), row.number("sync_time")))
     points = sorted(grouped)
-    values = [tuple(np.mean(grouped[point], axis=0)) for point in points]
-    for row in scalability:
-        points.append(tuple(row.number(n) for n in ("num_nodes", "num_replicas", "local_bsz")))
-        values.append((row.number("step_time"), row.number("sync_time")))
-    interpolate = require("scipy.interpolate", extra="cluster")
-    return interpolate.LinearNDInterpolator(np.array(points, float), np.array(values))
+    means = [np.mean(grouped[point], axis=0) for point in points]
+    return points, [(float(mean[0]), float(mean[1])) for mean in means]
 
 
 def _read_validations(folder: Path) -> dict[int, Validation]:

@@ -18,6 +18,7 @@ A job is placed whole or not at all (gang), and a job that is missing from the a
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 TOLERANCE = 1e-9
+COUNTLESS = 1_000_000
 
 
 class Resources(NamedTuple):
@@ -64,10 +66,11 @@ class Resources(NamedTuple):
 
     def count(self, demand: Resources) -> int:
         """Return how often ``demand`` fits; a demand of nothing fits a million times."""
-        ratios = [
-            have / need for have, need in zip(self, demand, strict=True) if need > 0
-        ]
-        return max(0, int(min(ratios) + TOLERANCE)) if ratios else 1_000_000
+        times = float(COUNTLESS)
+        for have, need in zip(self, demand, strict=True):
+            if need > 0:
+                times = min(times, have / need)
+        return max(0, int(times + TOLERANCE))
 
     def dominant_share(self, capacity: Resources) -> float:
         """Return the largest share of ``capacity`` that this amount takes (0 to inf)."""
@@ -76,6 +79,9 @@ class Resources(NamedTuple):
             if need > 0:
                 share = max(share, need / have if have > 0 else float("inf"))
         return share
+
+
+NOTHING = Resources()
 
 
 class Shape(NamedTuple):
@@ -171,7 +177,7 @@ class JobState:
 
     def demand(self, shape: Shape) -> Resources:
         """Return what ``shape`` needs in all."""
-        total = Resources().plus(self.worker, shape.workers)
+        total = NOTHING.plus(self.worker, shape.workers)
         return total.plus(self.server, shape.servers) if self.server else total
 
     def scaled(self, workers: int) -> Shape:
@@ -219,10 +225,10 @@ def used_by_node(
         allocation = allocations.get(job.name)
         if allocation is None:
             continue
-        for node in allocation.workers:
-            used[node] = used.get(node, Resources()).plus(job.worker)
-        for node in allocation.servers:
-            used[node] = used.get(node, Resources()).plus(job.server or Resources())
+        for node, count in Counter(allocation.workers).items():
+            used[node] = used.get(node, NOTHING).plus(job.worker, count)
+        for node, count in Counter(allocation.servers).items():
+            used[node] = used.get(node, NOTHING).plus(job.server or NOTHING, count)
     return used
 
 

@@ -1,6 +1,6 @@
 """What the scheduler is told of each job: the truth, or what it can learn by measuring.
 
-``oracle`` tells true steps left and step times. ``Learner`` knows only what a real controller
+Oracles get ``job.truth()``. ``Learner`` knows only what a real controller
 would: five measurements before the start (the paper's pre-run), then the step time and the losses
 that show while the job runs, with measurement noise. ``with_errors`` distorts either, to see how
 much a policy depends on good predictions.
@@ -21,12 +21,13 @@ from bytescheduler.cluster.simulated_job import Knowledge
 from bytescheduler.cluster.trace_job import TraceJob
 from bytescheduler.exceptions import ConfigurationError
 
-__all__ = ["Errors", "Learner", "oracle", "with_errors"]
+__all__ = ["NO_KNOWLEDGE", "Errors", "Learner", "with_errors"]
 
 SPEED_NOISE = 0.02
 LOSS_NOISE = 0.005
 PRIOR_EPOCHS = 50
 FEWEST_LOSSES = 5
+NO_KNOWLEDGE = Knowledge(float("inf"), lambda workers, servers: float("inf"), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,6 @@ class Errors:
         for name, value in (("convergence", self.convergence), ("speed", self.speed)):
             if not 0 <= value < 1:
                 raise ConfigurationError(f"the {name} error must be in [0, 1), got {value}")
-
-
-def oracle(job: TraceJob | ModelJob) -> Knowledge:
-    """Return the truth."""
-    return job.truth()
 
 
 def with_errors(knowledge: Knowledge, name: str, errors: Errors, seed: int) -> Knowledge:

@@ -25,7 +25,7 @@ from bytescheduler.cluster.contract import (
     check_allocations,
 )
 from bytescheduler.cluster.faults import FaultSettings, NodeFailures, Stragglers
-from bytescheduler.cluster.knowledge import Errors, Learner, oracle, with_errors
+from bytescheduler.cluster.knowledge import NO_KNOWLEDGE, Errors, Learner, with_errors
 from bytescheduler.cluster.model_job import ModelJob
 from bytescheduler.cluster.models.stragglers import find_stragglers
 from bytescheduler.cluster.policies import PolicyEntry
@@ -235,7 +235,8 @@ class _Simulation:
         for job in self._active:
             job.service.note(self._now, job.executed)
         decision = self._policy.decide(states, up, previous, float(self._now)) if up else {}
-        check_allocations(states, up, decision)
+        if decision != previous:
+            check_allocations(states, up, decision)
         if states and not decision and not self._waiting and not self._failures.down:
             raise UsageError(
                 f"at {self._now} s the policy places none of the {len(states)} jobs left on the "
@@ -247,10 +248,12 @@ class _Simulation:
 
     def _know(self, job: Job) -> Knowledge:
         errors, name = self._settings.errors, job.spec.name
+        if self._policy.knowledge == "nothing":
+            return NO_KNOWLEDGE
         if errors is not None:
-            return with_errors(oracle(job), name, errors, self._settings.seed)
-        if self._policy.oracle:
-            return oracle(job)
+            return with_errors(job.truth(), name, errors, self._settings.seed)
+        if self._policy.knowledge == "truth":
+            return job.truth()
         if name not in self._learners:
             self._learners[name] = Learner(job, self._settings.seed)
         self._learners[name].observe()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from bytescheduler.cluster.contract import Policy
 from bytescheduler.cluster.policies.optimus_oracle import optimus_oracle
@@ -18,20 +19,21 @@ class PolicyEntry:
 
     Attributes:
         decide: the pure function.
-        oracle: whether it is told the truth instead of what was learned.
+        knowledge: what it is told of steps left and step times: nothing, what was learned while
+            the job runs, or the truth.
         balances_servers: whether its parameter blocks are assigned by Optimus' rule.
         starvation_free: whether every job is promised to run in the end.
     """
 
     decide: Policy
-    oracle: bool = False
+    knowledge: Literal["nothing", "learned", "truth"]
     balances_servers: bool = False
     starvation_free: bool = False
 
 
 POLICIES: dict[str, PolicyEntry] = {
-    "optimus-oracle": PolicyEntry(decide=optimus_oracle, oracle=True, balances_servers=True),
-    "tiresias": PolicyEntry(decide=tiresias),
+    "optimus-oracle": PolicyEntry(decide=optimus_oracle, knowledge="truth", balances_servers=True),
+    "tiresias": PolicyEntry(decide=tiresias, knowledge="nothing"),
 }
 
 

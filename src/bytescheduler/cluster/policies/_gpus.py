@@ -31,7 +31,7 @@ def place_on_most_free(
     free = {node.id: node.capacity.plus(used.get(node.id, Resources()), -1) for node in nodes}
     placed = dict(kept)
     for job, shape in wanted:
-        trial = dict(free)
+        trial = free.copy()
         workers = _take(trial, job.worker, shape.workers)
         servers = _take(trial, job.server or Resources(), shape.servers)
         if workers is not None and servers is not None:

@@ -41,19 +41,19 @@ def _shapes(
     jobs: Sequence[JobState], free: Resources, previous: Mapping[str, Allocation]
 ) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
-    gains: list[tuple[float, int]] = []
+    gains: list[tuple[float, int, Shape]] = []
     for index, job in enumerate(jobs):
         held = previous.get(job.name)
-        shape = held.shape if held and not job.rescalable else job.scaled(1)
-        if free.covers(job.demand(shape)):
-            free = free.plus(job.demand(shape), -1)
+        shape = held.shape if held and not job.rescalable else job.smallest
+        demand = job.demand(shape)
+        if free.covers(demand):
+            free = free.plus(demand, -1)
             shapes[job.name] = shape
             _offer(gains, index, job, shape)
     while gains:
-        _, index = heappop(gains)
+        _, index, more = heappop(gains)
         job = jobs[index]
-        more = job.scaled(shapes[job.name].workers + 1)
-        demand = job.demand(more).plus(job.demand(shapes[job.name]), -1)
+        demand = _extra(job, shapes[job.name], more)
         if free.covers(demand):
             free = free.plus(demand, -1)
             shapes[job.name] = more
@@ -61,11 +61,17 @@ def _shapes(
     return shapes
 
 
-def _offer(gains: list[tuple[float, int]], index: int, job: JobState, shape: Shape) -> None:
+def _extra(job: JobState, shape: Shape, more: Shape) -> Resources:
+    """Return what ``more`` needs beyond ``shape``, which has one worker less."""
+    servers = more.servers - shape.servers
+    return job.worker.plus(job.server, servers) if job.server and servers else job.worker
+
+
+def _offer(gains: list[tuple[float, int, Shape]], index: int, job: JobState, shape: Shape) -> None:
     """Put the gain of one more worker on the heap, if there is any."""
     if shape.workers >= job.limit.workers or not job.rescalable:
         return
     more = job.scaled(shape.workers + 1)
     gain = (job.step_time(*shape) - job.step_time(*more)) * job.remaining
     if gain > 0:
-        heappush(gains, (-gain, index))
+        heappush(gains, (-gain, index, more))
