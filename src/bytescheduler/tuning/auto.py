@@ -1,0 +1,335 @@
+"""``mode="auto"``: find the fastest settings while the job runs, then get out of the way.
+
+The tuner lives on rank 0, in the thread that trains; it is told when an iteration ends and answers
+with new settings or None. It has no thread, no clock and no randomness of its own: equal times give
+equal decisions. One coroutine reads like the procedure it is::
+
+    skip the start-up
+    repeat:
+        search:  anchors and first guesses, then what a Gaussian process expects to improve most
+        decide:  the best few take turns until they can be told apart; the winner stays
+        watch:   until the iteration time has changed for good
+
+What makes it safe to leave on:
+
+* Large buckets with a barrier (DistributedDataParallel) and our default are always measured, and
+  take part in the decision unless they are clearly slower: nothing slower than them is kept.
+* Every second lost against the best settings known is counted, switches and the tuner's own
+  computing included, against a budget of 1 % of 5,000 iterations for each search and 2 % of the
+  run in all. A search that has spent its budget goes straight to the decision.
+* In the search the best settings so far are measured again now and then; if they have changed,
+  what was measured before is forgotten.
+
+Adapters call :func:`bytescheduler.tuning.make_tuner` on rank 0, which calls
+``AutoTuner.for_job(signature=..., world_size=..., engine=..., device=..., total_bytes=...,
+initial=...)``.
+
+Considered instead: tuning before training (costs a restart, goes stale), a helper thread for the
+Gaussian process (competes with training for the interpreter; see ``gaussian`` for why none is
+needed), bandits over a fixed list (need more samples as sizes interact with the schedule).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from bytescheduler.core.config import Settings
+from bytescheduler.tuning.cache import Cache, JobKey
+from bytescheduler.tuning.gaussian import expected_improvement, fit
+from bytescheduler.tuning.samples import (
+    Sample,
+    enough,
+    pooled,
+    summarise,
+)
+from bytescheduler.tuning.space import Space, features
+
+__all__ = ["AutoTuner"]
+
+START_UP: Final = 8  # iterations in which adapter, allocator and caches settle
+WARM_UP: Final = 2  # iterations after a switch that still carry the old settings' chunks
+SEARCH_SAMPLES: Final = 12
+NEGLIGIBLE: Final = 0.003  # expected improvement, relative, at which a search ends
+REMEASURE_EVERY: Final = 5  # samples
+CHANGED: Final = 0.10  # relative difference of one setting's two samples that is no noise
+DECISION_ITERATIONS: Final = 8  # per turn
+DECISION_TURNS: Final = (1, 16)  # at least and at most, per contestant
+CONTESTANT: Final = 0.06  # relative distance from the best that still lets it take part
+WINDOW: Final = 20  # iterations that drift is judged by
+WINDOWS: Final = 2  # in a row, beyond the threshold
+DRIFT: Final = 0.12  # relative change of the iteration time that counts
+EXPECTED_ITERATIONS: Final = 5000
+SEARCH_BUDGET: Final = 0.01  # of EXPECTED_ITERATIONS, for one search
+TOTAL_BUDGET: Final = 0.02  # of the run, at least of EXPECTED_ITERATIONS
+
+Run = Generator[Settings | None, float, None]
+
+
+class AutoTuner:
+    """Implements ``bytescheduler.core.exchange.Tuner``.
+
+    Args:
+        space: the candidates.
+        initial: the settings in force when the first iteration ends.
+        guess: tried first, e.g. what was found last time.
+        remember: told the settings of each decision and their seconds per iteration.
+
+    Attributes:
+        settings: the ones in force, or asked for.
+        samples: what the present search has measured, in order; decisions included.
+        searching: False while watching.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        initial: Settings,
+        guess: Settings | None = None,
+        remember: Callable[[Settings, float], None] | None = None,
+    ) -> None:
+        self.settings = initial
+        self.samples: list[Sample] = []
+        self.searching = True
+        self._space = space
+        self._candidates = space.candidates()
+        self._features = np.array([features(settings) for settings in self._candidates])
+        self._guess = guess
+        self._remember = remember
+        self._pending: Settings | None = None
+        self._iterations = 0
+        self._spent = 0.0  # seconds lost by earlier searches
+        self._search_times: list[float] = []  # every iteration of the present search
+        self._last: float | None = None
+        self._run = self._procedure()
+        next(self._run)
+
+    @classmethod
+    def for_job(
+        cls,
+        *,
+        signature: str,
+        world_size: int,
+        engine: str,
+        device: str,
+        total_bytes: int,
+        initial: Settings,
+        bandwidth: float | None = None,
+        cache: Cache | None = None,
+    ) -> AutoTuner:
+        """A tuner that starts with what the user's cache knows, and keeps what it finds there.
+
+        Args:
+            signature: digest of names, shapes and dtypes of the parameters.
+            world_size: number of ranks.
+            engine: name of the transport.
+            device: kind of device, e.g. ``cpu`` or ``cuda NVIDIA H100``.
+            total_bytes: bytes of all gradients of one rank.
+            initial: settings in force at the start.
+            bandwidth: bytes per second between ranks, as the adapter measured it.
+            cache: where to keep what is found; the user's by default.
+        """
+        store = Cache() if cache is None else cache
+        key = JobKey(
+            signature=signature,
+            world_size=world_size,
+            engine=engine,
+            device=device,
+            bandwidth=bandwidth,
+        )
+        return cls(
+            Space(total_bytes=total_bytes, base=replace(initial, mode="priority")),
+            initial=initial,
+            guess=store.load(key, initial),
+            remember=lambda settings, seconds: store.store(key, settings, seconds),
+        )
+
+    def step(self, now: float) -> Settings | None:
+        """An iteration ended at ``now`` (``perf_counter`` seconds): new settings, or None."""
+        last, self._last = self._last, now
+        return None if last is None else self._run.send(now - last)
+
+    # -- the procedure
+
+    def _procedure(self) -> Run:
+        yield from self._skip(START_UP)
+        while True:
+            self.searching = True
+            self.samples, self._search_times = [], []
+            yield from self._search()
+            winner = yield from self._decide()
+            self._spent += self._lost(winner.seconds)
+            self.searching = False
+            self._guess = winner.settings
+            if self._remember is not None:
+                self._remember(winner.settings, winner.seconds)
+            yield from self._watch(winner)
+
+    def _search(self) -> Run:
+        for settings in self._first():
+            yield from self._sample(settings)
+        while len(self.samples) < SEARCH_SAMPLES and self._affordable():
+            if len(self.samples) % REMEASURE_EVERY == 0:
+                yield from self._measure_again()
+                continue
+            settings = self._ask()
+            if settings is None:
+                return
+            yield from self._sample(settings)
+
+    def _first(self) -> list[Settings]:
+        """What is measured without asking: last time's best, the user's, anchors, guesses."""
+        space = self._space
+        known = [self._guess] if self._guess is not None else []
+        return list(dict.fromkeys([*known, space.users, *space.anchors, *space.first_guesses]))
+
+    def _measure_again(self) -> Run:
+        """Measure the best again; if it has changed, forget what was measured before."""
+        best = self._best()
+        sample = yield from self._sample(best.settings)
+        difference = abs(sample.seconds / best.seconds - 1.0)
+        if difference > max(CHANGED, 4 * (sample.error + best.error)):
+            self.samples, self._search_times = [sample], []
+            for settings in self._first():
+                yield from self._sample(settings)
+
+    def _ask(self) -> Settings | None:
+        """Where the most improvement is expected; None where hardly any is."""
+        measured = self._measured()
+        seconds = np.log([sample.seconds for sample in measured])
+        process = fit(
+            np.array([features(sample.settings) for sample in measured]),
+            seconds,
+            np.array([sample.error for sample in measured]),
+        )
+        mean, deviation = process.posterior(self._features)
+        gain = expected_improvement(mean, deviation, float(np.min(seconds)))
+        known = {sample.settings for sample in measured}
+        gain[[settings in known for settings in self._candidates]] = 0.0
+        index = int(np.argmax(gain))
+        return self._candidates[index] if gain[index] > NEGLIGIBLE else None
+
+    def _decide(self) -> Generator[Settings | None, float, Sample]:
+        """The best few and the anchors take turns; clear losers leave, the winner is returned."""
+        best = self._best()
+        contestants = [
+            sample
+            for sample in self._measured()
+            if sample.seconds <= best.seconds * (1 + CONTESTANT + 2 * sample.error)
+        ]
+        contestants = self._shortlist(contestants)
+        turns: dict[Settings, list[Sample]] = {sample.settings: [] for sample in contestants}
+        least, most = DECISION_TURNS
+        for turn in range(most):
+            for settings in turns:
+                sample = yield from self._sample(settings, iterations=DECISION_ITERATIONS)
+                turns[settings].append(sample)
+            turns = _without_losers(turns)
+            if turn + 1 >= least and len(turns) == 1:
+                break
+        winner = min((pooled(items) for items in turns.values()), key=lambda item: item.seconds)
+        self._switch(winner.settings)
+        return winner
+
+    def _shortlist(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The fastest two, and those anchors that are not clearly slower."""
+        ranked = sorted(samples, key=lambda sample: sample.seconds)
+        return [
+            sample
+            for place, sample in enumerate(ranked)
+            if place < 2 or sample.settings in self._space.anchors
+        ]
+
+    def _watch(self, reference: Sample) -> Run:
+        """Return when the iteration time has left its level for good and a search is affordable."""
+        yield from self._skip(WARM_UP)
+        window: deque[float] = deque(maxlen=WINDOW)
+        threshold = max(DRIFT, 6 * reference.error)
+        beyond = 0
+        while True:
+            window.append((yield from self._iteration()))
+            if len(window) < WINDOW:
+                continue
+            changed = abs(median(window) / reference.seconds - 1.0) > threshold
+            beyond = beyond + 1 if changed else 0
+            window.clear()
+            if beyond >= WINDOWS and self._affordable():
+                return
+
+    # -- measuring
+
+    def _sample(
+        self, settings: Settings, iterations: int | None = None
+    ) -> Generator[Settings | None, float, Sample]:
+        """Switch, let it settle, measure; ``iterations`` of them or as many as it takes."""
+        self._switch(settings)
+        yield from self._skip(WARM_UP)
+        best = min((sample.seconds for sample in self.samples), default=float("inf"))
+        times: list[float] = []
+        while len(times) < (iterations or 1) or not (iterations or enough(settings, times, best)):
+            times.append((yield from self._iteration()))
+        sample = summarise(settings, times)
+        self.samples.append(sample)
+        return sample
+
+    def _switch(self, settings: Settings) -> None:
+        if settings != self.settings:
+            self._pending = self.settings = settings
+
+    def _skip(self, iterations: int) -> Run:
+        for _ in range(iterations):
+            yield from self._iteration()
+
+    def _iteration(self) -> Generator[Settings | None, float, float]:
+        """Hand out what was switched to; return the seconds of the iteration that follows."""
+        pending, self._pending = self._pending, None
+        seconds = yield pending
+        self._iterations += 1
+        if self.searching:
+            self._search_times.append(seconds)
+        return seconds
+
+    def _measured(self) -> list[Sample]:
+        """One sample per setting, those of the same settings pooled."""
+        groups: dict[Settings, list[Sample]] = {}
+        for sample in self.samples:
+            groups.setdefault(sample.settings, []).append(sample)
+        return [pooled(items) for items in groups.values()]
+
+    def _best(self) -> Sample:
+        return min(self._measured(), key=lambda sample: sample.seconds)
+
+    # -- what it costs
+
+    def _lost(self, best: float) -> float:
+        """Seconds that the present search has cost so far."""
+        return max(0.0, sum(self._search_times) - best * len(self._search_times))
+
+    def _affordable(self) -> bool:
+        """Whether another sample fits in the budgets."""
+        if not self.samples:
+            return True
+        best = self._best().seconds
+        lost = self._lost(best)
+        run = max(EXPECTED_ITERATIONS, self._iterations) * best
+        return (
+            lost < SEARCH_BUDGET * EXPECTED_ITERATIONS * best
+            and self._spent + lost < TOTAL_BUDGET * run
+        )
+
+
+def _without_losers(turns: dict[Settings, list[Sample]]) -> dict[Settings, list[Sample]]:
+    """Drop who is slower than the fastest by more than twice the error of their difference."""
+    samples = {settings: pooled(items) for settings, items in turns.items()}
+    best = min(samples.values(), key=lambda sample: sample.seconds)
+    return {
+        settings: turns[settings]
+        for settings, sample in samples.items()
+        if sample.seconds / best.seconds - 1.0 <= 2 * (sample.error**2 + best.error**2) ** 0.5
+    }

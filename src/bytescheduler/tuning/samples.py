@@ -1,0 +1,68 @@
+"""Honest samples: how long an iteration takes under some settings, and how sure that is.
+
+A sample is the median of consecutive iterations. The median does not see the odd checkpoint,
+evaluation or data stall; its standard error comes from the median absolute deviation, which does
+not either. Measuring goes on until the error is small for the noise that is there, and ends early
+for settings that are clearly bad, because those cost most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from bytescheduler.core.config import Settings
+
+__all__ = ["Sample", "enough", "pooled", "summarise"]
+
+MIN_ITERATIONS: Final = 4
+MAX_ITERATIONS: Final = 16
+GOOD_ERROR: Final = 0.005  # standard error that a sample aims for, relative
+CLEARLY_BAD: Final = 1.25  # times the best: two iterations beyond it end a sample
+NORMAL_FROM_MAD: Final = 1.4826
+MEDIAN_EFFICIENCY: Final = 1.2533  # standard error of a median over that of a mean
+MIN_ERROR: Final = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One measured setting.
+
+    Attributes:
+        settings: what was in force.
+        seconds: median iteration time.
+        error: standard error of ``seconds``, relative to it.
+        times: the iterations that it comes from.
+    """
+
+    settings: Settings
+    seconds: float
+    error: float
+    times: tuple[float, ...]
+
+
+def summarise(settings: Settings, times: Sequence[float]) -> Sample:
+    """The sample of these iterations, which must be one or more."""
+    middle = median(times)
+    spread = NORMAL_FROM_MAD * median(abs(value - middle) for value in times) / middle
+    # Few values say little about their own spread.
+    spread = max(spread, 0.02 if len(times) < MIN_ITERATIONS else 0.0)
+    error = max(MEDIAN_EFFICIENCY * spread / math.sqrt(len(times)), MIN_ERROR)
+    return Sample(settings=settings, seconds=middle, error=error, times=tuple(times))
+
+
+def pooled(samples: Sequence[Sample]) -> Sample:
+    """One sample out of several of the same settings."""
+    return summarise(samples[0].settings, [value for item in samples for value in item.times])
+
+
+def enough(settings: Settings, times: Sequence[float], best: float) -> bool:
+    """Whether to stop measuring; ``best`` is the shortest iteration known, in seconds."""
+    if len(times) >= 2 and min(times) > CLEARLY_BAD * best:
+        return True
+    if len(times) < MIN_ITERATIONS:
+        return False
+    return len(times) >= MAX_ITERATIONS or summarise(settings, times).error <= GOOD_ERROR
