@@ -58,8 +58,9 @@ SEARCH_SAMPLES: Final = 12
 NEGLIGIBLE: Final = 0.003  # expected improvement, relative, at which a search ends
 REMEASURE_EVERY: Final = 5  # samples
 CHANGED: Final = 0.10  # relative difference of one setting's two samples that is no noise
-DECISION_ITERATIONS: Final = 8  # per turn
-DECISION_TURNS: Final = (1, 16)  # at least and at most, per contestant
+DECISION_TURNS: Final = 4  # at most, per contestant
+TURN_ITERATIONS: Final = (8, 48)  # at least and at most
+DECISION_ERROR: Final = 0.003  # standard error that all turns together aim for, relative
 CONTESTANT: Final = 0.06  # relative distance from the best that still lets it take part
 WINDOW: Final = 20  # iterations that drift is judged by
 WINDOWS: Final = 2  # in a row, beyond the threshold
@@ -218,20 +219,20 @@ class AutoTuner:
     def _decide(self) -> Generator[Settings | None, float, Sample]:
         """The best few and the anchors take turns; clear losers leave, the winner is returned."""
         best = self._best()
-        contestants = [
-            sample
-            for sample in self._measured()
-            if sample.seconds <= best.seconds * (1 + CONTESTANT + 2 * sample.error)
-        ]
-        contestants = self._shortlist(contestants)
+        contestants = self._shortlist(
+            [
+                sample
+                for sample in self._measured()
+                if sample.seconds <= best.seconds * (1 + CONTESTANT + 2 * sample.error)
+            ]
+        )
         turns: dict[Settings, list[Sample]] = {sample.settings: [] for sample in contestants}
-        least, most = DECISION_TURNS
-        for turn in range(most):
+        length = _turn_length(contestants)
+        for _ in range(DECISION_TURNS):
             for settings in turns:
-                sample = yield from self._sample(settings, iterations=DECISION_ITERATIONS)
-                turns[settings].append(sample)
+                turns[settings].append((yield from self._sample(settings, iterations=length)))
             turns = _without_losers(turns)
-            if turn + 1 >= least and len(turns) == 1:
+            if len(turns) == 1:
                 break
         winner = min((pooled(items) for items in turns.values()), key=lambda item: item.seconds)
         self._switch(winner.settings)
@@ -322,6 +323,13 @@ class AutoTuner:
             lost < SEARCH_BUDGET * EXPECTED_ITERATIONS * best
             and self._spent + lost < TOTAL_BUDGET * run
         )
+
+
+def _turn_length(samples: Sequence[Sample]) -> int:
+    """Iterations per turn with which all turns together reach the error aimed for."""
+    needed = max(len(item.times) * (item.error / DECISION_ERROR) ** 2 for item in samples)
+    least, most = TURN_ITERATIONS
+    return min(max(round(needed / DECISION_TURNS), least), most)
 
 
 def _without_losers(turns: dict[Settings, list[Sample]]) -> dict[Settings, list[Sample]]:
