@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bytescheduler.cluster.contract import Policy
+from bytescheduler.cluster.policies.drf import drf, drf_elastic
+from bytescheduler.cluster.policies.fifo import fifo
+from bytescheduler.cluster.policies.optimus import optimus
 from bytescheduler.cluster.policies.optimus_oracle import optimus_oracle
+from bytescheduler.cluster.policies.srtf import srtf
+from bytescheduler.cluster.policies.tetris import tetris
 from bytescheduler.cluster.policies.tiresias import tiresias
 from bytescheduler.exceptions import ConfigurationError
 
@@ -32,7 +37,15 @@ class PolicyEntry:
 
 
 POLICIES: dict[str, PolicyEntry] = {
+    "optimus": PolicyEntry(
+        decide=optimus, knowledge="learned", balances_servers=True, starvation_free=True
+    ),
     "optimus-oracle": PolicyEntry(decide=optimus_oracle, knowledge="truth", balances_servers=True),
+    "drf": PolicyEntry(decide=drf, knowledge="nothing", starvation_free=True),
+    "drf-elastic": PolicyEntry(decide=drf_elastic, knowledge="nothing", starvation_free=True),
+    "tetris": PolicyEntry(decide=tetris, knowledge="learned"),
+    "fifo": PolicyEntry(decide=fifo, knowledge="nothing", starvation_free=True),
+    "srtf": PolicyEntry(decide=srtf, knowledge="learned"),
     "tiresias": PolicyEntry(decide=tiresias, knowledge="nothing"),
 }
 

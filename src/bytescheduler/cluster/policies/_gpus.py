@@ -21,8 +21,12 @@ def place_on_most_free(
     nodes: Sequence[Node],
     kept: Mapping[str, Allocation],
     jobs: Sequence[JobState],
+    *,
+    blocking: bool = False,
 ) -> dict[str, Allocation]:
-    """Place jobs in the given order beside those that are kept; skip a job that does not fit.
+    """Place jobs in the given order beside those that are kept.
+
+    A job that does not fit is skipped or, where it is ``blocking``, ends the placement.
 
     Each job fills the node that has room for most of its workers, then the next such node; equal
     nodes in order. On a cluster of plain GPUs this is the node with the most free GPUs.
@@ -37,6 +41,8 @@ def place_on_most_free(
         if workers is not None and servers is not None:
             free = trial
             placed[job.name] = Allocation(workers=workers, servers=servers)
+        elif blocking:
+            break
     return placed
 
 
