@@ -1,0 +1,185 @@
+"""One trial: run a launch command under given settings, and read how fast it was.
+
+The command's processes find their settings in the environment, and rank 0 appends its iterations
+to a file that is named there (``report``). As soon as enough of them are known the command is
+ended: a training script need not be shortened for tuning.
+
+Ending means all of its processes. Launchers put workers into sessions of their own, and workers of
+a launcher that died have lost their parent; what they cannot lose is their environment. So besides
+the descendants, every process is ended whose environment names this trial's report file.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import IO, Any, Final
+
+from bytescheduler._imports import require
+from bytescheduler.core.config import (
+    ENV_CREDIT_SIZE,
+    ENV_MODE,
+    ENV_PARTITION_SIZE,
+    Settings,
+)
+from bytescheduler.tuning.report import ENV_REPORT, Report, read
+
+__all__ = ["UNWRAPPED", "Trial", "run_trial"]
+
+POLL_SECONDS: Final = 0.2
+GRACE_SECONDS: Final = 5.0  # from asking processes to end to ending them
+WARM_UP: Final = 8  # iterations
+FEWEST: Final = 3  # iterations after that, of a command that ended by itself
+WANTED: Final = 30  # iterations after that, at which a command is ended
+HUNG: Final = 10  # iterations' time without one
+UNWRAPPED: Final = "no optimizer was wrapped"
+TAIL_BYTES: Final = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What one run of the command showed.
+
+    Attributes:
+        settings: those that were asked for.
+        report: what the adapter reported; None if no optimizer was wrapped.
+        seconds: median iteration time; None if the trial failed.
+        failure: why, in words, if it failed.
+    """
+
+    settings: Settings
+    report: Report | None
+    seconds: float | None
+    failure: str | None = None
+
+
+def run_trial(command: Sequence[str], settings: Settings, timeout: float) -> Trial:
+    """Run ``command`` under ``settings`` for at most ``timeout`` seconds, then end all of it.
+
+    Raises:
+        FileNotFoundError, PermissionError: the command cannot be started.
+    """
+    with tempfile.TemporaryDirectory(prefix="bytescheduler-") as folder:
+        path = Path(folder) / "report.jsonl"
+        environment = {**os.environ, **_variables(settings, path)}
+        with (Path(folder) / "output").open("w+b") as output:
+            with _started(command, environment, output) as process:
+                failure = _follow(process, path, timeout)
+            return _judge(settings, read(path), failure, _tail(output))
+
+
+def _variables(settings: Settings, report: Path) -> dict[str, str]:
+    return {
+        ENV_PARTITION_SIZE: str(settings.partition_size),
+        ENV_CREDIT_SIZE: str(settings.credit_size),
+        ENV_MODE: settings.mode,
+        ENV_REPORT: str(report),
+    }
+
+
+@contextmanager
+def _started(
+    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
+) -> Generator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        list(command),
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        _end(process, environment[ENV_REPORT])
+
+
+def _follow(process: subprocess.Popen[bytes], path: Path, timeout: float) -> str | None:
+    """Wait until the command ends, has shown enough, or is late; what went wrong, if anything."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        code = _exit_code(process)
+        if code is not None:
+            return f"ended with exit code {code}" if code else None
+        if len(_times(read(path))) >= WANTED:
+            return None
+    return _late(read(path), path, timeout)
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(timeout=POLL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _late(report: Report | None, path: Path, timeout: float) -> str | None:
+    """A slow job may be late; one that stands still hangs."""
+    if report is None:
+        return f"{UNWRAPPED} within {timeout:g} s"
+    times = _times(report)
+    if len(times) < FEWEST:
+        return f"not enough iterations within {timeout:g} s"
+    idle = time.time() - path.stat().st_mtime
+    if idle > max(GRACE_SECONDS, HUNG * median(times)):
+        return f"hung: no iteration ended in the last {idle:.0f} of {timeout:g} s"
+    return None
+
+
+def _times(report: Report | None) -> tuple[float, ...]:
+    return report.seconds[WARM_UP:] if report else ()
+
+
+def _end(process: subprocess.Popen[bytes], report: str) -> None:
+    """Ask all processes of the trial to end, then end them."""
+    psutil = require("psutil", extra="tune")
+    for order in ("terminate", "kill"):
+        alive = _processes(process, report)
+        for item in alive:
+            with suppress(psutil.NoSuchProcess):
+                getattr(item, order)()
+        psutil.wait_procs(alive, timeout=GRACE_SECONDS)
+    process.wait(timeout=GRACE_SECONDS)
+
+
+def _processes(process: subprocess.Popen[bytes], report: str) -> list[Any]:
+    psutil = require("psutil", extra="tune")
+    found: list[Any] = []
+    if process.poll() is None:
+        parent = psutil.Process(process.pid)
+        found = [parent, *parent.children(recursive=True)]
+    return list({*found, *(item for item in psutil.process_iter() if _reports_to(item, report))})
+
+
+def _reports_to(process: Any, report: str) -> bool:
+    psutil = require("psutil", extra="tune")
+    try:
+        return process.environ().get(ENV_REPORT) == report
+    except psutil.Error:  # gone meanwhile, or somebody else's
+        return False
+
+
+def _tail(output: IO[bytes]) -> str:
+    output.seek(0, os.SEEK_END)
+    output.seek(max(0, output.tell() - TAIL_BYTES))
+    return output.read().decode(errors="replace").strip()
+
+
+def _judge(settings: Settings, report: Report | None, failure: str | None, tail: str) -> Trial:
+    times = _times(report)
+    if failure is not None and tail:
+        failure = f"{failure}; its last output:\n{tail}"
+    elif failure is None and report is None:
+        failure = UNWRAPPED
+    elif failure is None and len(times) < FEWEST:
+        failure = f"too few iterations: {WARM_UP + FEWEST + 1} or more are needed"
+    seconds = median(times) if failure is None else None
+    return Trial(settings=settings, report=report, seconds=seconds, failure=failure)
