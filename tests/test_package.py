@@ -7,7 +7,6 @@ import json
 import pkgutil
 import subprocess
 import sys
-import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -95,6 +94,7 @@ def test_public_packages_list_their_names(name):
 
 
 def registered() -> dict[str, str]:
+    tomllib = pytest.importorskip("tomllib")  # from Python 3.11
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return project["entry-points"][transports.GROUP]
 

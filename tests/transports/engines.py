@@ -1,0 +1,103 @@
+"""Every engine of the contract suite: how a rank opens it, and what its buffers are.
+
+A new transport is one function here, named in ``OPENERS``, and a launcher in ``launchers.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from contract import Bench
+
+from bytescheduler.transports.base import Transport
+
+
+def _numpy_make(size: int, dtype: str) -> np.ndarray:
+    return np.zeros(size, dtype)
+
+
+def _numpy_write(buffer: np.ndarray, values: Any) -> None:
+    buffer[:] = values
+
+
+def _numpy_read(buffer: np.ndarray) -> np.ndarray:
+    return buffer.astype(np.float64)
+
+
+def _torch_make(size: int, dtype: str) -> Any:
+    import torch
+
+    return torch.zeros(size, dtype=getattr(torch, dtype))
+
+
+def _torch_write(buffer: Any, values: Any) -> None:
+    import torch
+
+    buffer.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+
+
+def _torch_read(buffer: Any) -> np.ndarray:
+    return buffer.double().numpy()
+
+
+NUMPY: dict[str, Any] = {"make": _numpy_make, "write": _numpy_write, "read": _numpy_read}
+TORCH: dict[str, Any] = {"make": _torch_make, "write": _torch_write, "read": _torch_read}
+
+
+def fake(rank: int, world_size: int, networks: Any) -> Bench:
+    """A rank in a thread; ``networks`` gives the network of each group."""
+    return Bench(
+        rank=rank,
+        world_size=world_size,
+        open_group=lambda number: networks[number].transports()[rank],
+        dtypes=("float16", "float32", "float64"),
+        idle_share=None,  # ranks share one process
+        **NUMPY,
+    )
+
+
+def torch() -> Bench:
+    import torch.distributed as dist
+    from bytescheduler.transports.torch_distributed import TorchDistributedTransport
+
+    dist.init_process_group("gloo")
+
+    def open_group(number: int) -> Transport:
+        return TorchDistributedTransport(dist.new_group())
+
+    return Bench(
+        rank=dist.get_rank(), world_size=dist.get_world_size(), open_group=open_group, **TORCH
+    )
+
+
+def mpi() -> Bench:
+    from mpi4py import MPI
+
+    from bytescheduler.transports.mpi import MpiTransport
+
+    return Bench(
+        rank=MPI.COMM_WORLD.Get_rank(),
+        world_size=MPI.COMM_WORLD.Get_size(),
+        open_group=lambda number: MpiTransport(),
+        dtypes=("float16", "float32", "float64"),
+        **NUMPY,
+    )
+
+
+def mpi_torch() -> Bench:
+    """The same engine with tensors, which have bfloat16."""
+    from mpi4py import MPI
+
+    from bytescheduler.transports.mpi import MpiTransport
+
+    return Bench(
+        rank=MPI.COMM_WORLD.Get_rank(),
+        world_size=MPI.COMM_WORLD.Get_size(),
+        open_group=lambda number: MpiTransport(MPI.COMM_WORLD),
+        **TORCH,
+    )
+
+
+OPENERS: dict[str, Callable[[], Bench]] = {"torch": torch, "mpi": mpi, "mpi-torch": mpi_torch}
