@@ -13,7 +13,9 @@ it applied to the unpacked archive during the build:
   their names (`scripts/byteps/`), whose calls succeed and whose copies are `memmove`;
 - C++20 and a few standard headers that older compilers included by themselves;
 - its macro TORCH_VERSION renamed, since torch now has one; the new signature of torch's
-  `include_paths`; a header TH/TH.h with forward declarations.
+  `include_paths`; a header TH/TH.h with forward declarations;
+- `synchronize()` waits without the GIL: since torch 2.10 dropping a tensor may need the GIL, which
+  BytePS's threads do for a tensor that is done before the one that is waited for: a deadlock.
 
 Considered and left out: stubs generated from the real libraries (hundreds of MB to download, and
 nothing checks them), and a patch file (it would carry lines of BytePS).
@@ -33,6 +35,9 @@ from pathlib import Path
 import wheel_cache
 
 VERSION = "0.2.5.post15"
+REVISION = 2
+"""Raised when this script builds something else, so that what is cached is not used any more."""
+
 OUR_FILES = Path(__file__).resolve().parent / "byteps"
 
 CUDA_HEADERS = (
@@ -51,7 +56,7 @@ LIBRARIES = {"cudart": "libcudart.so.13", "nccl": "libnccl.so.2"}
 
 def folder() -> Path:
     """Return where the build for this interpreter lies: the wheel, `site/` and `lib/`."""
-    return wheel_cache.wheel_folder("byteps", VERSION, "null-gpu")
+    return wheel_cache.wheel_folder("byteps", VERSION, f"null-gpu-{REVISION}")
 
 
 def build(work: Path, result: Path, log: Path) -> None:
@@ -102,6 +107,9 @@ def _adapt(source: Path) -> None:
     for path in [setup, *(source / "byteps" / "torch").glob("*.cc")]:
         _replace(path, r"\bTORCH_VERSION\b", "BYTEPS_TORCH_VERSION", required=path == setup)
     _replace(setup, r"include_paths\(cuda=True\)", "include_paths('cuda')")
+    without_gil = "pybind11::call_guard<pybind11::gil_scoped_release>()"
+    ops = source / "byteps" / "torch" / "ops.cc"
+    _replace(ops, r"&WaitAndClear\)", f"&WaitAndClear, {without_gil})")
     # The tests speak TCP; RDMA libraries that happen to be here must not become a dependency.
     _replace(setup, r"return ret_code==0", "return False")
 

@@ -86,7 +86,6 @@ def _common_environment(workers: int) -> dict[str, str]:
         "DMLC_PS_ROOT_PORT": str(_free_port()),
         "DMLC_NODE_HOST": "127.0.0.1",
         "BYTEPS_FORCE_DISTRIBUTED": "1",
-        "BYTEPS_SERVER_ENGINE_THREAD": "1",
     }
 
 
