@@ -53,6 +53,8 @@ class Exchange:
         settings: sizes and mode; rank 0's count.
         observer: told what happens, for tracing.
         tuner: on rank 0, chooses settings from step to step.
+        before_start: called in the background thread just before a chunk is started, to order the
+            device's streams.
 
     Order of calls: in each round ``post`` every parameter once; ``wait`` for any of them at any
     time; ``step`` after the last round of an iteration; ``close`` at last. A parameter may be
@@ -68,6 +70,7 @@ class Exchange:
         settings: Settings,
         observer: Observer | None = None,
         tuner: Tuner | None = None,
+        before_start: Callable[[Chunk], None] | None = None,
     ) -> None:
         self.layout = layout
         self.settings = settings
@@ -76,6 +79,7 @@ class Exchange:
         self._observer = observer
         self._ledger = Ledger(layout.slots)
         self._tuner = tuner
+        self._before_start = before_start
         self._closing = False
         self._explanation: ByteSchedulerError | None = None
         self._steps = 0
@@ -188,6 +192,17 @@ class Exchange:
             )
         )
 
+    def stop(self) -> None:
+        """Collective: end the thread after what was posted has arrived; the transport stays open.
+
+        Raises:
+            TransportError: the exchange failed, here or before.
+        """
+        self.wait(range(len(self.layout.specs)))
+        if self._leader is not None:
+            self._leader.events.put(None)
+        self._thread.join()
+
     def close(self) -> None:
         """Let what was posted arrive (10 s at most), stop the thread, close the transport."""
         if self._closing:
@@ -197,10 +212,11 @@ class Exchange:
             self._settle()
         if self._leader is not None:
             self._leader.events.put(None)
+        if self.error is None:
             self._thread.join(CLOSE_TIMEOUT)
         self._ledger.close()
         self._transport.close()
-        self._thread.join(CLOSE_TIMEOUT)
+        self._thread.join(CLOSE_TIMEOUT if self._leader is not None else 0.0)
 
     # -- called by the order agreement, in the background thread
 
@@ -240,9 +256,9 @@ class Exchange:
         if self._observer is not None:
             self._observer.started(chunk)
 
-        def done(error: BaseException | None) -> None:
-            self._completed(chunk, error)
-
+        if self._before_start is not None:
+            self._before_start(chunk)
+        done = _Completion(self._landed, self._finished, chunk)
         self._transport.start(self._handles[chunk.index], chunk.index, done)
 
     # -- inside
@@ -269,15 +285,16 @@ class Exchange:
         if self._transport.world_size > 1:
             self._transport.announce(message)
 
-    def _completed(self, chunk: Chunk, error: BaseException | None) -> None:
-        if error is not None:
-            self._fail(error)
-            return
+    def _landed(self, chunk: Chunk) -> None:
         if self._observer is not None:
             self._observer.completed(chunk)
-        if self._leader is not None:
-            self._leader.events.put(chunk)
         self._ledger.complete(chunk.spans)
+
+    def _finished(self, chunk: Chunk, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(error)
+        elif self._leader is not None:
+            self._leader.events.put(chunk)
 
     def _serve(self, loop: Callable[[], None]) -> None:
         try:
@@ -319,6 +336,36 @@ def _is_fifo(settings: Settings) -> bool:
 
 def _scheduler(settings: Settings) -> Scheduler:
     return Scheduler(settings.credit_size, fifo=_is_fifo(settings))
+
+
+class _Completion:
+    """What a transport calls when a chunk is done.
+
+    Engines that work on a device's stream call ``launched`` as soon as the buffer may be used by
+    work behind it on that stream, and the completion itself when the device has finished.
+    """
+
+    __slots__ = ("_chunk", "_finished", "_landed", "_pending")
+
+    def __init__(
+        self,
+        landed: Callable[[Chunk], None],
+        finished: Callable[[Chunk, BaseException | None], None],
+        chunk: Chunk,
+    ) -> None:
+        self._landed = landed
+        self._finished = finished
+        self._chunk = chunk
+        self._pending = True
+
+    def launched(self) -> None:
+        self._pending = False
+        self._landed(self._chunk)
+
+    def __call__(self, error: BaseException | None) -> None:
+        self._finished(self._chunk, error)
+        if self._pending and error is None:
+            self.launched()
 
 
 class _Failure(TransportError):

@@ -1,0 +1,252 @@
+"""Chunks over ``torch.distributed``: the Gloo, NCCL or MPI backend of the user's process group.
+
+Two groups of the same ranks are opened, so that nothing of ours can interleave with the user's own
+collectives: one of the user's backend for the chunks, and a Gloo group for announcements. These are
+point-to-point messages of fixed size along a tree of fan-out 8 (rank 0 to 1..8, rank 1 to 9..16,
+...), received into buffers that are posted in advance: a broadcast per announcement would occupy
+one of Gloo's two worker threads on every follower.
+
+On CUDA, collectives are issued on a stream of their own. ``done.launched`` tells that the chunk is
+on that stream (whoever waits for the stream may use the buffer), ``done`` that the GPU has finished
+it, which gives the credit back; a future of NCCL completes before its kernel does, so a thread
+waits for CUDA events. No call of the training thread waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.distributed as dist
+
+from bytescheduler.exceptions import (
+    ByteSchedulerError,
+    PeerLostError,
+    TransportClosedError,
+    TransportError,
+    UsageError,
+)
+from bytescheduler.transports.base import MESSAGE_LIMIT, Done, Transport
+
+__all__ = ["TorchDistributedTransport"]
+
+FAN_OUT: Final = 8
+TAG: Final = 0x6273
+WINDOW: Final = 64  # announcements under way to one child, at most
+POSTED: Final = 4  # receives posted in advance
+ANSWER_TIMEOUT: Final = timedelta(seconds=3)  # for ranks to say that they are still there
+CONTROL_TIMEOUT: Final = timedelta(days=365)  # a pause between iterations is not a failure
+
+
+class TorchDistributedTransport(Transport):
+    """Averages tensors with ``all_reduce`` of a process group.
+
+    Args:
+        group: the user's process group; the default group if None.
+        timeout: seconds after which a collective whose peer is silent fails.
+
+    Raises:
+        UsageError: ``torch.distributed`` is not initialised, or this rank is not in ``group``.
+    """
+
+    ordered: ClassVar[bool] = True
+
+    def __init__(self, group: dist.ProcessGroup | None = None, *, timeout: float = 1800.0) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise UsageError(
+                "the process group is not initialised; call "
+                "torch.distributed.init_process_group() before wrapping the optimizer"
+            )
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
+        if self.rank < 0:
+            raise UsageError("this rank is not a member of the process group that was passed in")
+        self.backend = str(dist.get_backend(group)).split(":")[-1]
+        self._data = _twin(group, self.backend, timedelta(seconds=timeout))
+        self._control = _twin(group, "gloo", CONTROL_TIMEOUT)
+        self._average = dist.AllreduceOptions()
+        self._average.reduceOp = dist.ReduceOp.AVG  # pyright: ignore[reportAttributeAccessIssue]
+        first = self.rank * FAN_OUT + 1
+        self._children = range(first, min(first + FAN_OUT, self.world_size))
+        self._sent: deque[tuple[Any, torch.Tensor]] = deque()
+        self._posted: deque[tuple[Any, torch.Tensor]] = deque()
+        self._device = _CudaLane() if self.backend == "nccl" else None
+        self._closed = False
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """The stream that collectives are ordered on; None on the CPU."""
+        return self._device.stream if self._device is not None else None
+
+    def prepare(self, index: int, buffer: Any) -> list[torch.Tensor]:
+        tensor = buffer if isinstance(buffer, torch.Tensor) else torch.from_dlpack(buffer)
+        return [tensor]
+
+    def start(self, handle: list[torch.Tensor], priority: int, done: Done) -> None:
+        if self._device is not None:
+            self._device.start(self._data, handle, self._average, done)
+            return
+        work = self._data.allreduce(handle, self._average)
+        work.get_future().then(lambda future: done(self._outcome(future)))
+
+    def announce(self, message: Sequence[int]) -> None:
+        packed = torch.zeros(MESSAGE_LIMIT + 1, dtype=torch.int64)
+        packed[: len(message) + 1] = torch.tensor([len(message), *message])
+        self._forward(packed)
+
+    def receive(self) -> Sequence[int]:
+        while len(self._posted) < POSTED:
+            buffer = torch.zeros(MESSAGE_LIMIT + 1, dtype=torch.int64)
+            parent = (self.rank - 1) // FAN_OUT
+            self._posted.append((self._control.recv([buffer], parent, TAG), buffer))
+        work, buffer = self._posted.popleft()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            if self._closed:
+                raise TransportClosedError(f"rank {self.rank}: closed while waiting") from error
+            self._witness()
+            raise
+        self._forward(buffer)
+        return buffer[1 : int(buffer[0]) + 1].tolist()
+
+    def exchange(self, payload: bytes) -> list[bytes]:
+        size = torch.tensor([len(payload)])
+        sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
+        self._control.allgather([sizes], [size]).wait()
+        longest = max(1, int(max(sizes)))
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine[: len(payload)] = torch.frombuffer(bytearray(payload or b"\0"), dtype=torch.uint8)[
+            : len(payload)
+        ]
+        all_ = [torch.zeros_like(mine) for _ in range(self.world_size)]
+        self._control.allgather([all_], [mine]).wait()
+        return [bytes(data[: int(size)].numpy()) for data, size in zip(all_, sizes, strict=True)]
+
+    def broadcast(self, buffer: Any) -> None:
+        self.broadcast_async(buffer).wait()
+
+    def broadcast_async(self, buffer: torch.Tensor) -> Any:
+        """Begin to overwrite ``buffer`` with rank 0's; ``wait()`` on what is returned."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        group = self._control if buffer.device.type == "cpu" else self._data
+        return group.broadcast([buffer], options)
+
+    def explain(self, error: BaseException) -> ByteSchedulerError:
+        if isinstance(error, ByteSchedulerError):
+            return error
+        gone = self._silent_ranks()
+        if gone is None:
+            text = "the store that the ranks met in is gone too: the process that held it, rank 0 "
+            return PeerLostError(
+                f"rank {self.rank}: {text}unless a launcher keeps it, died. Engine: {error}", (0,)
+            )
+        if not gone:
+            return TransportError(
+                f"rank {self.rank}: the gradient exchange failed although every rank answers. "
+                f"Engine: {error}"
+            )
+        names = ", ".join(map(str, gone))
+        return PeerLostError(
+            f"rank {self.rank}: rank {names} did not answer within "
+            f"{ANSWER_TIMEOUT.seconds} s of a failure; it died or left. Engine: {error}",
+            gone,
+        )
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._device is not None:
+            self._device.close()
+
+    def _forward(self, packed: torch.Tensor) -> None:
+        for child in self._children:
+            self._sent.append((self._control.send([packed], child, TAG), packed))
+        while len(self._sent) > WINDOW * max(1, len(self._children)):
+            self._sent.popleft()[0].wait()
+
+    def _outcome(self, future: Any) -> BaseException | None:
+        try:
+            future.value()
+        except RuntimeError as error:
+            self._witness()
+            return error
+        return None
+
+    def _witness(self) -> None:
+        """Let the others know that this rank lives, at once, though its script may be busy."""
+        with suppress(RuntimeError, ConnectionError):
+            self._control.get_group_store().set(
+                f"bytescheduler/alive/{self.rank}", str(os.getpid())
+            )
+
+    def _silent_ranks(self) -> list[int] | None:
+        """Ranks that do not answer; None if the store itself does not."""
+        try:
+            self._witness()
+            store = self._control.get_group_store()
+            return [rank for rank in range(self.world_size) if not _answers(store, rank)]
+        except (RuntimeError, ConnectionError):
+            return None
+
+
+class _CudaLane:
+    """A stream for collectives, and a thread that waits for them on the GPU."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self._events: queue.SimpleQueue[tuple[torch.cuda.Event, Done] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._watch, name="bytescheduler-cuda", daemon=True)
+        self._thread.start()
+
+    def start(
+        self, group: Any, tensors: list[torch.Tensor], options: dist.AllreduceOptions, done: Done
+    ) -> None:
+        with torch.cuda.stream(self.stream):
+            group.allreduce(tensors, options).wait()  # orders the stream, not the host
+            event = torch.cuda.Event(blocking=True)
+            event.record(self.stream)
+        launched = getattr(done, "launched", None)
+        if launched is not None:
+            launched()
+        self._events.put((event, done))
+
+    def close(self) -> None:
+        self._events.put(None)
+
+    def _watch(self) -> None:
+        while (item := self._events.get()) is not None:
+            event, done = item
+            try:
+                event.synchronize()
+            except RuntimeError as error:
+                done(error)
+            else:
+                done(None)
+
+
+def _twin(group: dist.ProcessGroup | None, backend: str, timeout: timedelta) -> dist.ProcessGroup:
+    ranks = dist.get_process_group_ranks(group) if group is not None else None
+    twin = dist.new_group(
+        ranks, timeout=timeout, backend=backend, use_local_synchronization=ranks is not None
+    )
+    if not isinstance(twin, dist.ProcessGroup):
+        raise UsageError("this rank is not a member of the process group that was passed in")
+    return twin
+
+
+def _answers(store: dist.Store, rank: int) -> bool:
+    try:
+        store.wait([f"bytescheduler/alive/{rank}"], ANSWER_TIMEOUT)
+    except (RuntimeError, dist.DistStoreError):
+        return False
+    return True
