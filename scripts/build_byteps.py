@@ -14,7 +14,7 @@ it applied to the unpacked archive during the build:
 - C++20 and a few standard headers that older compilers included by themselves;
 - its macro TORCH_VERSION renamed, since torch now has one; the new signature of torch's
   `include_paths`; a header TH/TH.h with forward declarations;
-- `synchronize()` waits without the GIL: since torch 2.10 dropping a tensor may need the GIL, which
+- `synchronize()` waits without the GIL: with today's torch, dropping a tensor may need the GIL, which
   BytePS's threads do for a tensor that is done before the one that is waited for: a deadlock.
 
 Considered and left out: stubs generated from the real libraries (hundreds of MB to download, and
@@ -158,7 +158,7 @@ def install() -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Build BytePS for this interpreter's torch, with a null GPU runtime, for tests only."
+        description="Build BytePS with a null GPU runtime, for tests only."
     )
     parser.add_argument("--print-folder", action="store_true", help="print the build's folder only")
     if parser.parse_args().print_folder:

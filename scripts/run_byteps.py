@@ -1,4 +1,4 @@
-"""Run a program on several BytePS workers of this one host, with scheduler and server.
+"""Run a program on several BytePS workers of this host.
 
 For: tests of the BytePS transport on a machine without a GPU. BytePS shares memory and sockets
 among the processes of one host under fixed names, so two workers on one host would write into
@@ -161,7 +161,7 @@ def _wait_for_each(selector: selectors.BaseSelector, deadline: float) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Run a program on several BytePS workers of this one host, with scheduler and server."
+        description="Run a program on several BytePS workers of this host."
     )
     parser.add_argument("--workers", type=int, default=2, help="number of workers (2)")
     parser.add_argument("--timeout", type=float, default=120, help="time limit in seconds (120)")
