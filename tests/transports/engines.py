@@ -60,6 +60,7 @@ def fake(rank: int, world_size: int, networks: Any) -> Bench:
 
 def torch() -> Bench:
     import torch.distributed as dist
+
     from bytescheduler.transports.torch_distributed import TorchDistributedTransport
 
     dist.init_process_group("gloo")
@@ -100,4 +101,25 @@ def mpi_torch() -> Bench:
     )
 
 
-OPENERS: dict[str, Callable[[], Bench]] = {"torch": torch, "mpi": mpi, "mpi-torch": mpi_torch}
+def horovod() -> Bench:
+    import horovod.torch as hvd
+
+    from bytescheduler.transports.horovod import HorovodTransport
+
+    first = HorovodTransport()  # initialises Horovod with our defaults
+    bench = Bench(
+        rank=hvd.rank(),
+        world_size=hvd.size(),
+        open_group=lambda number: HorovodTransport(),
+        **TORCH,
+    )
+    first.close()
+    return bench
+
+
+OPENERS: dict[str, Callable[[], Bench]] = {
+    "torch": torch,
+    "mpi": mpi,
+    "mpi-torch": mpi_torch,
+    "horovod": horovod,
+}

@@ -200,6 +200,14 @@ def mpirun(arguments: Sequence[str], folder: Path, world_size: int, limit: float
     return run_processes([(command, variables)], folder, limit)
 
 
+def horovodrun(arguments: Sequence[str], folder: Path, world_size: int, limit: float) -> Ended:
+    command = [
+        str(program("horovodrun")), "--gloo", "-np", str(world_size),
+        "-H", f"localhost:{world_size}", sys.executable, str(WORKER), *arguments,
+    ]  # fmt: skip
+    return run_processes([(command, environment())], folder, limit)
+
+
 ENGINES: tuple[Engine, ...] = (
     Engine(name="fake", opener="fake", launch=threads, world_size=3),
     Engine(name="fake-alone", opener="fake", launch=threads, world_size=1),
@@ -218,6 +226,21 @@ ENGINES: tuple[Engine, ...] = (
         opener="mpi-torch",
         launch=mpirun,
         needs=("mpi4py", "torch"),
+        needs_program="mpirun",
+        launcher_ends_job=True,
+    ),
+    Engine(
+        name="horovod",
+        opener="horovod",
+        launch=horovodrun,
+        needs=("horovod", "torch"),
+        launcher_ends_job=True,
+    ),
+    Engine(
+        name="horovod-mpi",
+        opener="horovod",
+        launch=mpirun,
+        needs=("horovod", "torch", "mpi4py"),
         needs_program="mpirun",
         launcher_ends_job=True,
     ),

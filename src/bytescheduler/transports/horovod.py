@@ -1,0 +1,333 @@
+"""Horovod, for PyTorch tensors: whoever has it on a cluster keeps it and adds us.
+
+Chunks are asynchronous in-place all-reduces under names that stay the same from step to step, so
+that Horovod's response cache negotiates them by one bit each. Horovod accepts any order on any
+rank; the leader's order is followed all the same, and only the leader holds a credit.
+
+Announcements are broadcasts with fixed names, which the other ranks post in advance: a few slots
+used in turn, each carrying whatever has gathered since. No socket of ours, and no negotiation
+beyond Horovod's own cycle. Since Horovod warns of tensors that only some ranks have submitted,
+rank 0 sends an empty announcement when nothing was said for a while.
+
+Horovod has no completion callback; see ``_polling``. Its background loop wakes once per
+HOROVOD_CYCLE_TIME (1 ms by default), which is the least time that a chunk or an announcement
+takes. What this transport sets when it is the one that initialises Horovod is in ``DEFAULTS``; if
+the script called ``hvd.init()`` before, Horovod's own settings hold (docs/horovod.md).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, ClassVar, Final, NamedTuple
+
+from bytescheduler._imports import require
+from bytescheduler.exceptions import (
+    ByteSchedulerError,
+    ConfigurationError,
+    PeerLostError,
+    TransportClosedError,
+    TransportError,
+)
+from bytescheduler.transports._buffers import dtype_name
+from bytescheduler.transports._polling import Poller
+from bytescheduler.transports.base import MESSAGE_LIMIT, Done, Transport
+
+__all__ = ["DEFAULTS", "HorovodTransport"]
+
+DEFAULTS: Final = {
+    "HOROVOD_CYCLE_TIME": "0.5",  # milliseconds
+    "HOROVOD_FUSION_THRESHOLD": "262144",  # bytes; larger chunks come back one by one
+    "HOROVOD_CACHE_CAPACITY": "16384",  # names; below the number of chunks it thrashes
+}
+"""Environment variables for ``hvd.init()``, where the user has not set them."""
+
+SLOTS: Final = 2  # announcements in flight
+SLOT_SIZE: Final = 8 * (MESSAGE_LIMIT + 1)  # integers
+HEARTBEAT: Final = 20.0  # seconds; Horovod warns after 60
+FLUSH_TIMEOUT: Final = 5.0  # seconds
+
+_numbers = count()  # of the transports of this process; equal on all ranks
+
+
+class _Handle(NamedTuple):
+    name: str
+    buffer: Any
+    stage: Any  # float32 copy of a bfloat16 buffer, else None
+
+
+class HorovodTransport(Transport):
+    """One rank's end of a Horovod process set.
+
+    Args:
+        process_set: a ``hvd.ProcessSet`` that includes this rank; all ranks by default.
+
+    Raises:
+        MissingDependencyError: horovod is not installed.
+        ConfigurationError: the job is elastic, or this rank is not in ``process_set``.
+    """
+
+    ordered: ClassVar[bool] = False
+
+    def __init__(self, process_set: Any = None) -> None:
+        _refuse_elastic()
+        self._hvd = _initialised()
+        self._set: Any = self._hvd.global_process_set if process_set is None else process_set
+        if not self._set.included():
+            raise ConfigurationError(
+                f"rank {self._hvd.rank()} must belong to the process set {self._set}; "
+                "wrap the optimizer on its members only"
+            )
+        self.rank = self._set.rank()
+        self.world_size = self._set.size()
+        self._root: int = self._set.ranks[0] if self._set.ranks else 0  # by global number
+        self._prefix = f"bytescheduler.{self._set.process_set_id}.{next(_numbers)}"
+        self._closed = False
+        self._lock = threading.Lock()
+        self._poller = Poller(f"bytescheduler-{self.rank}-horovod")
+        self._channel: _Sender | _Receiver | None = None
+        if self.world_size > 1:
+            self._channel = (_Sender if self.rank == 0 else _Receiver)(self._post, self._poller)
+
+    def prepare(self, index: int, buffer: Any) -> _Handle:
+        stage = buffer.float() if dtype_name(buffer) == "bfloat16" else None
+        return _Handle(f"{self._prefix}.{index}.{buffer.numel()}", buffer, stage)
+
+    def start(self, handle: _Handle, priority: int, done: Done) -> None:
+        if self._closed:
+            raise TransportClosedError(f"rank {self.rank}: the transport was closed")
+        tensor = handle.buffer
+        if handle.stage is not None:
+            tensor = handle.stage.copy_(handle.buffer)
+        ticket = self._hvd.allreduce_async_(
+            tensor, name=handle.name, op=self._hvd.Average, process_set=self._set
+        )
+
+        def poll() -> bool:
+            if not self._finished(ticket):
+                return False
+            if handle.stage is not None:
+                handle.buffer.copy_(handle.stage)
+            return True
+
+        self._poller.add(poll, done)
+
+    def announce(self, message: Sequence[int]) -> None:
+        if isinstance(self._channel, _Sender):
+            self._channel.send(message)
+
+    def receive(self) -> Sequence[int]:
+        if not isinstance(self._channel, _Receiver):
+            raise TransportError("rank 0 announces; the others receive")
+        return self._channel.receive()
+
+    def exchange(self, payload: bytes) -> list[bytes]:
+        torch: Any = require("torch", extra="horovod")
+        own = torch.frombuffer(bytearray(payload) or bytearray(1), dtype=torch.uint8)
+        sizes = self._gather(torch.tensor([len(payload)]), "sizes").tolist()
+        pieces = self._gather(own, "payloads").split([max(size, 1) for size in sizes])
+        return [bytes(piece[:size].tolist()) for piece, size in zip(pieces, sizes, strict=True)]
+
+    def broadcast(self, buffer: Any) -> None:
+        if buffer.numel() and self.world_size > 1:
+            raw = buffer.view(require("torch", extra="horovod").uint8)
+            self._hvd.broadcast_(
+                raw, self._root, name=f"{self._prefix}.state", process_set=self._set
+            )
+
+    def explain(self, error: BaseException) -> ByteSchedulerError:
+        if isinstance(error, ByteSchedulerError):
+            return error
+        lost = PeerLostError(
+            f"rank {self.rank}: Horovod stopped, because another rank died or ended its work "
+            f"(horovodrun's output tells which): {error}"
+        )
+        lost.__cause__ = error
+        return lost
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._channel is not None:
+            self._channel.close()
+        self._poller.close()
+
+    def _gather(self, tensor: Any, what: str) -> Any:
+        name = f"{self._prefix}.{what}"
+        return self._hvd.allgather(tensor, name=name, process_set=self._set)
+
+    def _post(self, slot: int, content: Any) -> Callable[[], bool]:
+        """Submit the broadcast of ``slot``; return how to ask whether it is finished."""
+        ticket = self._hvd.broadcast_async_(
+            content, self._root, name=f"{self._prefix}.order.{slot}", process_set=self._set
+        )
+        return lambda: self._finished(ticket)
+
+    def _finished(self, ticket: int) -> bool:
+        if not self._hvd.poll(ticket):
+            return False
+        self._hvd.synchronize(ticket)  # returns at once; raises what went wrong
+        return True
+
+
+_Post = Callable[[int, Any], Callable[[], bool]]
+
+
+class _Sender:
+    """Rank 0's side of the announcements: gathers messages, sends them slot by slot."""
+
+    def __init__(self, post: _Post, poller: Poller) -> None:
+        self._post = post
+        self._poller = poller
+        self._condition = threading.Condition()
+        self._backlog: deque[Sequence[int]] = deque()
+        self._next = 0  # slot
+        self._busy = 0  # slots
+        self._error: BaseException | None = None
+        self._closing = False
+        self._heart = threading.Thread(
+            target=self._keep_beating, name="bytescheduler-0-heartbeat", daemon=True
+        )
+        self._heart.start()
+
+    def send(self, message: Sequence[int]) -> None:
+        with self._condition:
+            if self._error is not None:
+                raise self._error
+            self._backlog.append(tuple(message))
+            self._pump()
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """Send what is left and an empty message per slot, which the others have posted."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+            self._flush()
+            for _ in range(SLOTS):
+                self._submit()
+            self._flush()
+        self._heart.join()
+
+    def _flush(self) -> None:
+        def flushed() -> bool:
+            return self._error is not None or not (self._backlog or self._busy)
+
+        self._condition.wait_for(flushed, FLUSH_TIMEOUT)
+
+    def _pump(self) -> None:
+        while self._backlog and self._busy < SLOTS and self._error is None:
+            self._submit()
+
+    def _submit(self) -> None:
+        torch: Any = require("torch", extra="horovod")
+        content = torch.zeros(SLOT_SIZE, dtype=torch.int64)
+        packed = _pack(self._backlog)
+        content[: len(packed)] = torch.tensor(packed, dtype=torch.int64)
+        slot, self._next = self._next, (self._next + 1) % SLOTS
+        self._busy += 1
+        try:
+            self._poller.add(self._post(slot, content), self._sent)
+        except Exception as error:  # Horovod has shut down: nothing is sent any more
+            self._error = error
+
+    def _sent(self, error: BaseException | None) -> None:
+        with self._condition:
+            self._busy -= 1
+            self._error = self._error or error
+            self._pump()
+            self._condition.notify_all()
+
+    def _keep_beating(self) -> None:
+        with self._condition:
+            while not self._closing:
+                spoken = self._condition.wait(HEARTBEAT)
+                if not spoken and not self._busy and self._error is None:
+                    for _ in range(SLOTS):
+                        self._submit()
+
+
+class _Receiver:
+    """The others' side: a broadcast is posted for every slot, ahead of its use."""
+
+    def __init__(self, post: _Post, poller: Poller) -> None:
+        self._post = post
+        self._poller = poller
+        self._inbox: queue.SimpleQueue[Sequence[int] | BaseException] = queue.SimpleQueue()
+        self._posted: deque[tuple[Any, Callable[[], bool]]] = deque()
+        for slot in range(SLOTS):
+            self._expect(slot)
+        self._listen(0)
+
+    def receive(self) -> Sequence[int]:
+        message = self._inbox.get()
+        if isinstance(message, BaseException):
+            self._inbox.put(message)  # for whoever asks again
+            raise message
+        return message
+
+    def close(self) -> None:
+        """Wake ``receive``; rank 0's last messages still find a posted broadcast in each slot."""
+        self._inbox.put(TransportClosedError("the transport was closed"))
+
+    def _expect(self, slot: int) -> None:
+        torch: Any = require("torch", extra="horovod")
+        content = torch.zeros(SLOT_SIZE, dtype=torch.int64)
+        self._posted.append((content, self._post(slot, content)))
+
+    def _listen(self, slot: int) -> None:
+        content, poll = self._posted.popleft()
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                self._inbox.put(error)
+                return
+            self._expect(slot)
+            for message in _unpack(content.tolist()):
+                self._inbox.put(message)
+            self._listen((slot + 1) % SLOTS)
+
+        self._poller.add(poll, done)
+
+
+def _pack(backlog: deque[Sequence[int]]) -> list[int]:
+    """Take as many messages from ``backlog`` as a slot holds: each its length, then itself."""
+    packed: list[int] = []
+    while backlog and len(packed) + 1 + len(backlog[0]) <= SLOT_SIZE:
+        message = backlog.popleft()
+        packed += [len(message), *message]
+    return packed
+
+
+def _unpack(content: Sequence[int]) -> list[Sequence[int]]:
+    messages: list[Sequence[int]] = []
+    position = 0
+    while position < len(content) and (size := content[position]):
+        messages.append(content[position + 1 : position + 1 + size])
+        position += 1 + size
+    return messages
+
+
+def _refuse_elastic() -> None:
+    if os.environ.get("HOROVOD_ELASTIC") == "1":
+        raise ConfigurationError(
+            "the horovod transport needs a fixed set of workers, and this job is elastic "
+            "(HOROVOD_ELASTIC=1); launch it without --min-np and --host-discovery-script, or "
+            "keep Horovod's own optimizer"
+        )
+
+
+def _initialised() -> Any:
+    """Horovod's PyTorch module, initialised; with our defaults where nobody set others."""
+    hvd: Any = require("horovod.torch", extra="horovod")
+    if not hvd.is_initialized():
+        for name, value in DEFAULTS.items():
+            os.environ.setdefault(name, value)
+        hvd.init()
+    return hvd
