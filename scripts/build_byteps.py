@@ -14,8 +14,8 @@ it applied to the unpacked archive during the build:
 - C++20 and a few standard headers that older compilers included by themselves;
 - its macro TORCH_VERSION renamed, since torch now has one; the new signature of torch's
   `include_paths`; a header TH/TH.h with forward declarations;
-- `synchronize()` waits without the GIL: with today's torch, dropping a tensor may need the GIL, which
-  BytePS's threads do for a tensor that is done before the one that is waited for: a deadlock.
+- `synchronize()` waits without the GIL, which dropping a tensor may need with today's torch:
+  BytePS's threads drop one that is done before the one that is waited for, and both wait for ever.
 
 Considered and left out: stubs generated from the real libraries (hundreds of MB to download, and
 nothing checks them), and a patch file (it would carry lines of BytePS).
