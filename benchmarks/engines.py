@@ -1,0 +1,97 @@
+"""How the workers of each engine are started, and what must run beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+from benchmarks.network import Host
+from benchmarks.pool import Pool, helper, pool
+
+PORT = 29500
+WORKER = ("-m", "benchmarks.worker")
+Variables = dict[str, str]
+
+
+@contextmanager
+def engine_pool(
+    engine: str, hub: Host, hosts: Sequence[Host], environment: Mapping[str, str]
+) -> Iterator[Pool]:
+    """Workers of ``engine`` on ``hosts``, its helpers on ``hub``."""
+    with ExitStack() as stack:
+        shared, each = _ENGINES[engine](stack, hub, hosts, environment)
+        variables = {**shared, **environment, "BENCHMARK_ENGINE": engine}
+        yield stack.enter_context(pool(hosts, WORKER, variables, each))
+
+
+Prepared = tuple[Variables, list[Variables]]
+Prepare = Callable[[ExitStack, Host, Sequence[Host], Mapping[str, str]], Prepared]
+
+
+def _gloo(
+    stack: ExitStack, hub: Host, hosts: Sequence[Host], environment: Mapping[str, str]
+) -> Prepared:
+    return {"MASTER_PORT": str(PORT)}, [{} for _ in hosts]
+
+
+def _horovod(
+    stack: ExitStack, hub: Host, hosts: Sequence[Host], environment: Mapping[str, str]
+) -> Prepared:
+    """What ``horovodrun`` would set up: a rendezvous server and every rank's place."""
+    places = [f"{host.address}:{rank}" for rank, host in enumerate(hosts)]
+    server = stack.enter_context(
+        helper(hub, ("-m", "benchmarks.horovod_rendezvous", *(h.address for h in hosts)), {})
+    )
+    shared = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": hub.address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": server.first_line(),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_SIZE": str(len(places)),
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_CROSS_SIZE": str(len(places)),
+    }
+    each = [
+        {
+            "HOROVOD_RANK": str(rank),
+            "HOROVOD_CROSS_RANK": str(rank),
+            "HOROVOD_HOSTNAME": host.address,
+            "HOROVOD_GLOO_IFACE": host.interface,
+        }
+        for rank, host in enumerate(hosts)
+    ]
+    return shared, each
+
+
+def _parameter_server(
+    stack: ExitStack, hub: Host, hosts: Sequence[Host], environment: Mapping[str, str]
+) -> Prepared:
+    """MXNet's parameter servers: a scheduler on the hub, a server beside every worker."""
+    shared = {
+        "DMLC_PS_ROOT_URI": hub.address,
+        "DMLC_PS_ROOT_PORT": str(PORT + len(environment)),
+        "DMLC_NUM_WORKER": str(len(hosts)),
+        "DMLC_NUM_SERVER": str(len(hosts)),
+    }
+    place = {**shared, **environment}
+    serve = ("-m", "benchmarks.parameter_server")
+    stack.enter_context(helper(hub, serve, {**place, **_role("scheduler", hub)}))
+    for host in hosts:
+        stack.enter_context(helper(host, serve, {**place, **_role("server", host)}))
+    return shared, [_role("worker", host) for host in hosts]
+
+
+def _role(role: str, host: Host) -> Variables:
+    return {
+        "DMLC_ROLE": role,
+        "DMLC_NODE_HOST": host.address,
+        "DMLC_INTERFACE": host.interface,
+    }
+
+
+_ENGINES: dict[str, Prepare] = {
+    "gloo": _gloo,
+    "horovod": _horovod,
+    "kvstore": _parameter_server,
+}

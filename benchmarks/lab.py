@@ -1,0 +1,134 @@
+"""The lab: shaped hosts, workers of every engine that is needed, and one measurement at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from statistics import fmean
+from typing import Any
+
+from benchmarks.engines import engine_pool
+from benchmarks.errors import BenchmarkError
+from benchmarks.job import Job
+from benchmarks.network import Network, namespaces
+from benchmarks.pool import Pool
+from benchmarks.systems import find
+
+TIMEOUT_S = 60.0
+SLOWEST = 12.0
+"""A measurement may take this many times its compute before it is given up."""
+
+
+class Lab:
+    """Measures systems on jobs; make it with :func:`open_lab`."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._pools: dict[str, tuple[Pool, AbstractContextManager[Pool]]] = {}
+
+    @property
+    def workers(self) -> int:
+        return len(self._network.workers)
+
+    def shape(self, bytes_per_second: float) -> None:
+        """Set the rate of every link in both directions."""
+        self._network.shape(bytes_per_second)
+
+    def measure(
+        self,
+        system: str,
+        job: Job,
+        settings: Mapping[str, Any],
+        *,
+        warmup: int = 2,
+        iterations: int = 5,
+    ) -> float:
+        """Seconds per iteration: the mean over ``iterations``, of the slowest rank.
+
+        Raises:
+            BenchmarkError: the system failed; its workers are gone, others are unharmed.
+        """
+        compute_s = sum(layer.forward_s + layer.backward_s for layer in job.layers)
+        command = {
+            "do": "measure",
+            "system": system,
+            "settings": dict(settings),
+            "job": job.to_json(),
+            "warmup": warmup,
+            "iterations": iterations,
+        }
+        timeout_s = TIMEOUT_S + SLOWEST * compute_s * (warmup + iterations)
+        return self._slowest(system, settings, command, timeout_s)
+
+    def measure_task(
+        self, system: str, task: str, settings: Mapping[str, Any], *, warmup: int, iterations: int
+    ) -> float:
+        """As :meth:`measure`, for one of the real tasks of :mod:`benchmarks.tasks`."""
+        command = {
+            "do": "measure",
+            "system": system,
+            "settings": dict(settings),
+            "task": task,
+            "warmup": warmup,
+            "iterations": iterations,
+        }
+        return self._slowest(system, settings, command, 2 * TIMEOUT_S)
+
+    def _slowest(
+        self,
+        system: str,
+        settings: Mapping[str, Any],
+        command: Mapping[str, Any],
+        timeout_s: float,
+    ) -> float:
+        key = self._key(system, settings)
+        try:
+            answers = self._pool(key).call(command, timeout_s)
+        except BenchmarkError:
+            self._end(key)
+            raise
+        return max(fmean(answer["seconds"]) for answer in answers)
+
+    def forget(self, system: str, settings: Mapping[str, Any]) -> None:
+        """End the processes that only these settings need, if there are any."""
+        if find(system).environment(settings):
+            self._end(self._key(system, settings))
+
+    def close(self) -> None:
+        """End all processes."""
+        with ExitStack() as stack:
+            for _, context in self._pools.values():
+                stack.push(context)
+            self._pools = {}
+
+    def _key(self, system: str, settings: Mapping[str, Any]) -> str:
+        chosen = find(system)
+        return json.dumps([chosen.engine, chosen.environment(settings)])
+
+    def _pool(self, key: str) -> Pool:
+        if key not in self._pools:
+            engine, environment = json.loads(key)
+            context = engine_pool(engine, self._network.hub, self._network.workers, environment)
+            self._pools[key] = (context.__enter__(), context)
+        return self._pools[key][0]
+
+    def _end(self, key: str) -> None:
+        _, context = self._pools.pop(key, (None, None))
+        if context is not None:
+            context.__exit__(None, None, None)
+
+
+@contextmanager
+def open_lab(workers: int) -> Iterator[Lab]:
+    """A lab with one host per worker, taken down at the end, whatever happens.
+
+    Raises:
+        BenchmarkError: namespaces cannot be made here.
+    """
+    with namespaces(workers) as network:
+        lab = Lab(network)
+        try:
+            yield lab
+        finally:
+            lab.close()

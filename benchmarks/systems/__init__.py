@@ -1,0 +1,40 @@
+"""The systems under test, one file each; :data:`SYSTEMS` is what ``--systems`` offers."""
+
+from __future__ import annotations
+
+from benchmarks.systems.base import System
+from benchmarks.systems.ddp import DistributedDataParallelSystem
+from benchmarks.systems.dear import DearSystem
+from benchmarks.systems.fsdp2 import Fsdp2System
+from benchmarks.systems.horovod import HorovodSystem
+from benchmarks.systems.kvstore import KVStoreSystem, P3System
+from benchmarks.systems.ours import AutoSystem, BarrierSystem, FifoSystem, PrioritySystem
+from benchmarks.systems.ours_ps import PrioritySystemOverServers
+from benchmarks.systems.reference import ComputeAlone, ExchangeAlone
+
+SYSTEMS: dict[str, System] = {
+    system.name: system
+    for system in (
+        DistributedDataParallelSystem(),
+        Fsdp2System(),
+        HorovodSystem(),
+        DearSystem(),
+        FifoSystem(),
+        BarrierSystem(),
+        PrioritySystem(),
+        AutoSystem(),
+        KVStoreSystem(),
+        P3System(),
+        PrioritySystemOverServers(),
+    )
+}
+REFERENCES: dict[str, System] = {
+    system.name: system for system in (ComputeAlone(), ExchangeAlone())
+}
+OURS = frozenset({"fifo", "barrier", "bytescheduler", "bytescheduler-auto", "bytescheduler-ps"})
+"""Everything else is a peer."""
+
+
+def find(name: str) -> System:
+    """A system or a reference by its name."""
+    return SYSTEMS.get(name) or REFERENCES[name]

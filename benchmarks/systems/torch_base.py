@@ -1,0 +1,83 @@
+"""What the systems over PyTorch share: the user's training loop."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.job import Job
+from benchmarks.systems.base import Session, System
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Task = Callable[[], tuple["nn.Module", Callable[["nn.Module"], "torch.Tensor"]]]
+
+
+def installed(module: str) -> str | None:
+    """None if ``module`` can be imported, otherwise what is missing."""
+    return None if importlib.util.find_spec(module) else f"{module} is not installed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Wrapped:
+    """A wrapped job: what the loop calls."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    close: Callable[[], None]
+
+
+class TorchSession(Session):
+    """The loop that a user writes: zero, forward, backward, step."""
+
+    def __init__(self, wrapped: Wrapped, loss: Callable[[nn.Module], torch.Tensor]) -> None:
+        self._wrapped = wrapped
+        self._loss = loss
+
+    def iterate(self) -> None:
+        self._wrapped.optimizer.zero_grad()
+        self._loss(self._wrapped.model).backward()
+        self._wrapped.optimizer.step()
+
+    def close(self) -> None:
+        self._wrapped.close()
+
+
+class TorchSystem(System):
+    """A system that wraps a PyTorch model and its optimizer."""
+
+    def missing(self) -> str | None:
+        return installed("torch")
+
+    def open(self, job: Job, settings: Mapping[str, Any]) -> Session:
+        from benchmarks.tasks import emulated_task
+
+        model, loss = emulated_task(job)
+        return self.open_task(model, loss, settings)
+
+    def open_task(
+        self,
+        model: nn.Module,
+        loss: Callable[[nn.Module], torch.Tensor],
+        settings: Mapping[str, Any],
+    ) -> TorchSession:
+        """Wrap any model; ``loss`` runs a forward of what it is given."""
+        import torch
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return TorchSession(self.wrap(model, optimizer, settings), loss)
+
+    @abstractmethod
+    def wrap(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]
+    ) -> Wrapped:
+        """Make the pair train over all workers (collective)."""
+
+
+def nothing() -> None:
+    """For systems that have nothing to undo."""

@@ -1,0 +1,113 @@
+"""A worker of the lab: obeys the commands of :class:`benchmarks.pool.Pool`, one after the other.
+
+``hello`` joins the engine; ``measure`` runs one system on one job and answers with the seconds per
+iteration. Answers go to the real standard output; whatever libraries print goes to the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from benchmarks.job import Job
+from benchmarks.processes import die_with_parent
+from benchmarks.systems import find
+from benchmarks.systems.base import Session
+
+Answer = dict[str, Any]
+
+
+def main() -> None:
+    """Read commands until standard input ends."""
+    die_with_parent()
+    answers = _private_stdout()
+    for line in sys.stdin:
+        print(json.dumps(_obey(json.loads(line))), file=answers, flush=True)
+    os._exit(0)  # engines' threads may wait for each other in their destructors
+
+
+def _private_stdout() -> IO[str]:
+    """Keep standard output for answers; send what others print to standard error."""
+    mine = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return mine
+
+
+def _obey(command: Mapping[str, Any]) -> Answer:
+    try:
+        return {"hello": _hello, "measure": _measure}[command["do"]](command)
+    except Exception as error:  # the answer is how the command's driver learns of any failure
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _hello(_: Mapping[str, Any]) -> Answer:
+    _JOIN[os.environ["BENCHMARK_ENGINE"]]()
+    return {}
+
+
+def _join_gloo() -> None:
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+
+
+def _join_horovod() -> None:
+    import horovod.torch as hvd
+    import torch
+
+    torch.set_num_threads(1)
+    hvd.init()
+
+
+def _join_kvstore() -> None:
+    from benchmarks.systems.kvstore import store
+
+    store()
+
+
+_JOIN: dict[str, Callable[[], None]] = {
+    "gloo": _join_gloo,
+    "horovod": _join_horovod,
+    "kvstore": _join_kvstore,
+}
+
+
+def _measure(command: Mapping[str, Any]) -> Answer:
+    system = find(command["system"])
+    session = _open(system, command)
+    try:
+        return {"seconds": _time(session, command["warmup"], command["iterations"])}
+    finally:
+        session.close()
+
+
+def _open(system: Any, command: Mapping[str, Any]) -> Session:
+    if "task" in command:
+        from benchmarks.tasks import REAL_TASKS
+
+        return system.open_task(*REAL_TASKS[command["task"]](), command["settings"])
+    return system.open(Job.from_json(command["job"]), command["settings"])
+
+
+def _time(session: Session, warmup: int, iterations: int) -> list[float]:
+    """Seconds of each iteration, start to start, after ``warmup`` others and before a last one."""
+    for _ in range(warmup):
+        session.iterate()
+    begins: list[float] = []
+    for _ in range(iterations):
+        begins.append(time.perf_counter())
+        session.iterate()
+    begins.append(time.perf_counter())
+    return [later - earlier for earlier, later in zip(begins, begins[1:], strict=False)]
+
+
+if __name__ == "__main__":
+    main()
