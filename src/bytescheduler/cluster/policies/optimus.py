@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from bytescheduler.cluster.contract import Allocation, JobState, Node, Resources, Shape
 from bytescheduler.cluster.policies._fewest import place_on_fewest
@@ -34,7 +35,19 @@ RESTART_SECONDS = 30.0
 ALL_REDUCE_GROWTH = ((1, 0), (2, 0), (4, 0))
 GROWTH = (*ALL_REDUCE_GROWTH, (0, 1), (0, 2), (0, 4), (1, 1), (2, 2))
 
-Offer = tuple[float, int, Shape]
+
+
+class Growth(NamedTuple):
+    """More workers and servers, what they need and their dominant share of the cluster."""
+
+    workers: int
+    servers: int
+    demand: Resources
+    share: float
+
+
+# minus the weighted gain per share, the job's index, what it would get
+Offer = tuple[float, int, Growth]
 
 
 def optimus(
@@ -94,49 +107,47 @@ def _grow(
 ) -> None:
     """Grant one offer after the other, the largest gain per share first."""
     offers: list[Offer] = []
-    shares = [_shares(job, total) for job in jobs]
+    growths = [_growths(job, total) for job in jobs]
     for index, job in enumerate(jobs):
         if job.name in shapes and job.rescalable:
-            offers += _best_offer(index, job, shapes[job.name], shares[index], free)
+            offers += _best_offer(index, job, shapes[job.name], growths[index], free)
     heapify(offers)
     while offers:
-        _, index, more = heappop(offers)
-        job, shape = jobs[index], shapes[jobs[index].name]
-        demand = _extra(job, shape, more)
-        if free.covers(demand):
-            free = free.plus(demand, -1)
-            shapes[job.name] = shape = more
-        for offer in _best_offer(index, job, shape, shares[index], free):
+        _, index, growth = heappop(offers)
+        job = jobs[index]
+        shape = shapes[job.name]
+        if free.covers(growth.demand):
+            free = free.plus(growth.demand, -1)
+            shape = Shape(shape.workers + growth.workers, shape.servers + growth.servers)
+            shapes[job.name] = shape
+        for offer in _best_offer(index, job, shape, growths[index], free):
             heappush(offers, offer)
 
 
-def _shares(job: JobState, total: Resources) -> tuple[float, float]:
-    """Return the dominant shares of one worker and of one server."""
-    server = job.server.dominant_share(total) if job.server else 0.0
-    return job.worker.dominant_share(total), server
-
-
-def _extra(job: JobState, shape: Shape, more: Shape) -> Resources:
-    demand = Resources().plus(job.worker, more.workers - shape.workers)
-    return demand.plus(job.server, more.servers - shape.servers) if job.server else demand
+def _growths(job: JobState, total: Resources) -> list[Growth]:
+    """Return the growths that an offer may be."""
+    growths: list[Growth] = []
+    for workers, servers in GROWTH if job.server else ALL_REDUCE_GROWTH:
+        share = workers * job.worker.dominant_share(total)
+        if job.server is not None:
+            share += servers * job.server.dominant_share(total)
+        growths.append(Growth(workers, servers, job.demand(Shape(workers, servers)), share))
+    return growths
 
 
 def _best_offer(
-    index: int, job: JobState, shape: Shape, shares: tuple[float, float], free: Resources
+    index: int, job: JobState, shape: Shape, growths: Sequence[Growth], free: Resources
 ) -> list[Offer]:
     """Return the growth with the most gain per share, if any gains and fits."""
     now = job.step_time(*shape)
     best, best_gain = None, 0.0
-    for workers, servers in GROWTH if job.server else ALL_REDUCE_GROWTH:
-        more = Shape(shape.workers + workers, shape.servers + servers)
-        if more.workers > job.limit.workers or more.servers > job.limit.servers:
+    for growth in growths:
+        workers, servers = shape.workers + growth.workers, shape.servers + growth.servers
+        if workers > job.limit.workers or servers > job.limit.servers:
             continue
-        gain = now - job.step_time(*more)
-        if gain <= 0:
-            continue
-        gain /= workers * shares[0] + servers * shares[1]
-        if gain > best_gain and free.covers(_extra(job, shape, more)):
-            best, best_gain = more, gain
+        gain = (now - job.step_time(workers, servers)) / growth.share
+        if gain > best_gain and free.covers(growth.demand):
+            best, best_gain = growth, gain
     if best is None:
         return []
     weight = job.remaining * (YOUNG_WEIGHT if job.progress < YOUNG_PROGRESS else 1.0)
