@@ -13,7 +13,7 @@ from bytescheduler.cluster.faults import FaultSettings
 from bytescheduler.cluster.generators import ARRIVALS, GeneratorSettings, generate
 from bytescheduler.cluster.knowledge import Errors
 from bytescheduler.cluster.policies import POLICIES, find_policy
-from bytescheduler.cluster.report import plot_results, results_table, write_json
+from bytescheduler.cluster.report import plot_results, print_table, results_table, write_json
 from bytescheduler.cluster.simulator import Settings, SimulationResult, simulate
 from bytescheduler.cluster.tables import read_table
 from bytescheduler.cluster.workload import Workload, check_workload, read_workload
@@ -62,7 +62,10 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cpus", type=float, default=16, help="cores per node (default: 16)")
     group.add_argument("--memory", type=float, default=64, help="GiB per node (default: 64)")
     group.add_argument(
-        "--cluster", type=Path, metavar="FILE", help="CSV file of unequal nodes: cpu,memory,gpu,speed"
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help="CSV file of unequal nodes: cpu,memory,gpu,speed",
     )
 
 
@@ -75,6 +78,9 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--restart-cost", type=int, default=30, help="seconds lost when placed anew (default: 30)"
+    )
+    group.add_argument(
+        "--checkpoint", type=int, default=600, help="seconds between checkpoints (default: 600)"
     )
     group.add_argument(
         "--convergence-error", type=float, metavar="E", help="injected error of steps left, 0 to 1"
@@ -106,7 +112,7 @@ def _simulate(args: argparse.Namespace) -> int:
     workload = _workload(args)
     check_workload(workload, nodes)
     results = _run_policies(names, workload, nodes, settings)
-    require("rich.console", extra="cluster").Console().print(results_table(results))
+    print_table(results_table(results))
     if args.json is not None:
         write_json(results, args.json)
     if args.plot is not None:
@@ -165,7 +171,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     return Settings(
         step_seconds=args.step,
         decision_seconds=args.interval,
-        checkpoint_seconds=10 * args.interval,
+        checkpoint_seconds=args.checkpoint,
         restart_seconds=args.restart_cost,
         errors=errors,
         faults=FaultSettings(

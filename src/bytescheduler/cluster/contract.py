@@ -1,7 +1,7 @@
 """What a scheduling policy sees and what it answers.
 
-A policy is a pure function, ``policy(jobs, nodes, previous, now) -> {job name: Allocation}``, so the
-simulator, a test and a real controller call the very same code and any decision can be replayed
+A policy is a pure function, ``policy(jobs, nodes, previous, now) -> {job name: Allocation}``: the
+simulator, a test and a real controller call the very same code, and any decision can be replayed
 from its four arguments. Classes with state (the published Tiresias keeps its queues) were
 considered: what they remember is either in the previous allocation or a fact about the job, so the
 facts travel with the job (``JobState.service``) and the policies keep nothing.

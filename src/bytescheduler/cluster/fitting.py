@@ -24,6 +24,7 @@ from bytescheduler.cluster.models.speed import (
     fit_speed,
     relative_errors,
 )
+from bytescheduler.cluster.report import print_table
 from bytescheduler.cluster.tables import Row, read_header, read_table
 from bytescheduler.exceptions import ConfigurationError
 
@@ -51,10 +52,6 @@ def run(path: Path, plot: Path | None) -> int:
     return 0
 
 
-def _print(table: Any) -> None:
-    require("rich.console", extra="cluster").Console().print(table)
-
-
 def _table(title: str, *columns: str) -> Any:
     table = require("rich.table", extra="cluster").Table(title=title)
     for column in columns:
@@ -78,14 +75,16 @@ def _fit_losses(rows: Sequence[Row], plot: Path | None) -> None:
         tracker.observe(step, loss, row.number("learning_rate", least=0) if has_rate else None)
         last = step
     fit, left = tracker.fit, tracker.interval(last)
-    table = _table("Convergence: loss = scale * (1 / (b0*(step - start) + b1) + b2)", "what", "value")
+    table = _table(
+        "Convergence: loss = scale * (1 / (b0*(step - start) + b1) + b2)", "what", "value"
+    )
     table.add_row("b0 b1 b2", f"{fit.b0:.6g} {fit.b1:.6g} {fit.b2:.6g}")
     table.add_row("scale", f"{fit.scale:.6g}")
     table.add_row("start", f"{fit.start:g}")
     raw = (fit.b0 / fit.scale, fit.b1 / fit.scale, fit.b2 * fit.scale)
     table.add_row("loss column", " ".join(f"{value:.6g}" for value in raw))
     table.add_row("steps left", f"{left.expected:,.0f} (90 %: {left.low:,.0f} to {left.high:,.0f})")
-    _print(table)
+    print_table(table)
     if plot is not None:
         steps = [row.number("step") for row in rows]
         measured = [row.number("loss") for row in rows]
@@ -101,7 +100,7 @@ def _fit_speeds(rows: Sequence[Row], plot: Path | None) -> None:
     for model, errors in fits:
         coefficients = " ".join(f"{value:.6g}" for value in model.coefficients)
         table.add_row(model.mode, coefficients, f"{errors.mean():.1%}", f"{errors.max():.1%}")
-    _print(table)
+    print_table(table)
     if plot is not None:
         best = fits[0][0]
         measured = [m.seconds_per_step for m in measurements]

@@ -1,9 +1,9 @@
 """Generated workloads: arrivals of three manners, jobs of the paper's nine kinds.
 
 ``paper_nodes`` and ``generate`` make a workload in the manner of the Optimus paper (EuroSys 2018,
-section 6): seven CPU servers with 16 cores and six with 8, nine jobs, one of each kind, synchronous or
-asynchronous, convergence thresholds between 1 and 5 %, arrivals within 12,000 s. What the paper does
-not publish is chosen in ``kinds.py`` and here, and documented in docs/cluster.md.
+section 6): seven CPU servers with 16 cores and six with 8; nine jobs, one of each kind, synchronous
+or asynchronous, convergence thresholds between 1 and 5 %, arrivals within 12,000 s. What the paper
+does not publish is chosen in ``kinds.py`` and here, and documented in docs/cluster.md.
 """
 
 from __future__ import annotations

@@ -61,7 +61,9 @@ def with_errors(knowledge: Knowledge, name: str, errors: Errors, seed: int) -> K
         return knowledge.step_time(workers, servers) * wrong
 
     remaining = knowledge.remaining * (1 + errors.convergence * coin("steps"))
-    return Knowledge(remaining, step_time if errors.speed else knowledge.step_time, knowledge.progress)
+    return Knowledge(
+        remaining, step_time if errors.speed else knowledge.step_time, knowledge.progress
+    )
 
 
 class Learner:
@@ -107,9 +109,7 @@ class Learner:
     def knowledge(self) -> Knowledge:
         """Return what is known by now."""
         remaining, done = self._remaining()
-        return Knowledge(
-            remaining, self._speed.model.step_time, done / max(done + remaining, 1e-9)
-        )
+        return Knowledge(remaining, self._speed.model.step_time, done / max(done + remaining, 1e-9))
 
     def _remaining(self) -> tuple[float, float]:
         job = self._job

@@ -59,7 +59,7 @@ def assign_blocks(blocks: Sequence[int], servers: int) -> BlockAssignment:
     Blocks in descending size; ``average`` is total / servers. A block under 1 % of the average goes
     to the server with the fewest requests (of those, the one with the fewest parameters). One up to
     the average goes where it fits best, the fullest server that stays within the average, or the
-    emptiest if none does. A larger one is cut into average-sized parts, each to the emptiest server.
+    emptiest if none does. A larger one is cut into average-sized parts, each to the emptiest.
 
     Args:
         blocks: number of parameters of each block.

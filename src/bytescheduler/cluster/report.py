@@ -14,9 +14,18 @@ from bytescheduler._imports import require
 from bytescheduler.cluster.simulator import JobResult, SimulationResult
 from bytescheduler.exceptions import ConfigurationError
 
-__all__ = ["Summary", "plot_results", "results_table", "summarise", "to_json", "write_json"]
+__all__ = [
+    "Summary",
+    "plot_results",
+    "print_table",
+    "results_table",
+    "summarise",
+    "to_json",
+    "write_json",
+]
 
 PLOT_INCHES_PER_POLICY = 4.5
+PLAIN_WIDTH = 140
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +91,13 @@ def results_table(results: Mapping[str, SimulationResult]) -> Any:
     return table
 
 
+def print_table(table: Any) -> None:
+    """Print a rich table, wide enough to read where the output is not a terminal."""
+    console = require("rich.console", extra="cluster").Console
+    screen = console()
+    (screen if screen.is_terminal else console(width=PLAIN_WIDTH)).print(table)
+
+
 def to_json(results: Mapping[str, SimulationResult]) -> dict[str, Any]:
     """Return what ``--json`` writes."""
     return {"policies": {name: _policy_json(result) for name, result in results.items()}}
@@ -141,9 +157,7 @@ def _draw_distribution(axis: Any, results: Mapping[str, SimulationResult]) -> No
     axis.grid(alpha=0.3)
 
 
-def _draw_gantt(
-    axis: Any, name: str, result: SimulationResult, colours: Mapping[str, Any]
-) -> None:
+def _draw_gantt(axis: Any, name: str, result: SimulationResult, colours: Mapping[str, Any]) -> None:
     """One line per job; waiting is grey, the more workers the more solid the colour."""
     most = max((len(s.allocation.workers) for j in result.jobs for s in j.spans), default=1)
     for line, job in enumerate(result.jobs):

@@ -48,6 +48,7 @@ class Settings:
         decision_seconds: time between decisions, a multiple of the step.
         restart_seconds: what a job that is placed anew loses.
         checkpoint_seconds: how often jobs save their progress, which matters when nodes fail.
+        horizon_seconds: when to give up.
         errors: injected into what policies are told; None tells what was learned (or the truth,
             to an oracle), errors of 0 tell the truth to every policy.
         faults: what goes wrong.
@@ -61,12 +62,13 @@ class Settings:
     decision_seconds: int = 60
     restart_seconds: int = 30
     checkpoint_seconds: int = 600
+    horizon_seconds: int = 365 * 86_400
     errors: Errors | None = None
     faults: FaultSettings = field(default_factory=FaultSettings)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("step_seconds", "decision_seconds", "checkpoint_seconds"):
+        for name in ("step_seconds", "decision_seconds", "checkpoint_seconds", "horizon_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)}")
         if self.restart_seconds < 0:
@@ -168,6 +170,7 @@ class _Simulation:
 
     def run(self, on_progress: Callable[[int, int], None] | None) -> SimulationResult:
         while self._active or self._waiting:
+            self._check_horizon()
             self._advance()
             self._apply_faults()
             if self._now % self._settings.checkpoint_seconds == 0:
@@ -179,6 +182,13 @@ class _Simulation:
             if on_progress is not None:
                 on_progress(finished, len(self._all))
         return self._result()
+
+    def _check_horizon(self) -> None:
+        if self._now >= self._settings.horizon_seconds:
+            raise UsageError(
+                f"{len(self._active)} jobs are not done after {self._now} s (horizon_seconds); "
+                "do nodes fail faster than jobs reach a checkpoint?"
+            )
 
     def _advance(self) -> None:
         step = self._settings.step_seconds

@@ -139,5 +139,7 @@ def _read_lines(path: Path) -> list[list[str]]:
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: is not a CSV file in UTF-8 ({error})") from error
     if not lines or not lines[0]:
-        raise ConfigurationError(f"{path}, line 1: expected a header with column names, got nothing")
+        raise ConfigurationError(
+            f"{path}, line 1: expected a header with column names, got nothing"
+        )
     return lines

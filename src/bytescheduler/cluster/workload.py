@@ -118,7 +118,6 @@ def _trace_entry(row: Row, applications: Mapping[str, Application]) -> TraceEntr
         known = ", ".join(map(str, application.batches))
         raise row.error("batch_size", f"a batch size that was validated ({known})")
     replicas = row.integer("num_replicas", least=1)
-    most = max(replicas, application.most_replicas(batch))
     return TraceEntry(
         spec=JobSpec(
             name=row.text("name"),
@@ -177,9 +176,6 @@ def _plain_model(row: Row, mode: Mode) -> TrainingModel:
     coefficients = row.numbers("speed", COEFFICIENTS[mode])
     if not any(coefficients):
         raise row.error("speed", "at least one coefficient above 0")
-    loss = row.numbers("loss", 3) if row.has("loss") else None
-    if loss is not None and not (loss[0] > 0 and loss[1] > 0):
-        raise row.error("loss", "b0 and b1 above 0")
     return TrainingModel(
         speed=SpeedModel(
             mode=mode,
@@ -188,9 +184,16 @@ def _plain_model(row: Row, mode: Mode) -> TrainingModel:
         ),
         steps=row.number("steps", least=1),
         steps_per_epoch=row.number("steps_per_epoch", least=1, default="1"),
-        loss=loss,
+        loss=_loss_curve(row) if row.has("loss") else None,
         threshold=row.number("threshold", least=1e-9, default="0.01"),
     )
+
+
+def _loss_curve(row: Row) -> tuple[float, float, float]:
+    b0, b1, b2 = row.numbers("loss", 3)
+    if not (b0 > 0 and b1 > 0):
+        raise row.error("loss", "b0 and b1 above 0")
+    return b0, b1, b2
 
 
 def check_workload(workload: Workload, nodes: Sequence[Node]) -> None:

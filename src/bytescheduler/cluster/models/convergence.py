@@ -122,17 +122,17 @@ def fit_convergence(
 def _checked(
     steps: Sequence[float], losses: Sequence[float], start: float
 ) -> tuple[Floats, Floats]:
-    k, l = np.asarray(steps, float) - start, np.asarray(losses, float)
-    if len(k) != len(l) or len(k) < FEWEST_POINTS:
+    k = np.asarray(steps, float) - start
+    if len(steps) != len(losses) or len(steps) < FEWEST_POINTS:
         raise ConfigurationError(
             f"a loss curve needs at least {FEWEST_POINTS} steps with a loss each, "
-            f"got {len(k)} steps and {len(l)} losses"
+            f"got {len(steps)} steps and {len(losses)} losses"
         )
     if np.any(np.diff(k) <= 0) or k[0] < 0:
         raise ConfigurationError("steps must increase and not lie before the curve's start")
-    if not np.all(np.isfinite(l)) or np.any(l <= 0):
+    if not all(0 < loss < math.inf for loss in losses):
         raise ConfigurationError("losses must be finite and positive; shift them or drop the rows")
-    return k, replace_outliers(l)
+    return k, replace_outliers(losses)
 
 
 def _curve(x: Floats, b0: float, b1: float, b2: float) -> Floats:

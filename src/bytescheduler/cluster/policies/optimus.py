@@ -6,7 +6,7 @@ fitted models, divided by the cluster share of that task's dominant resource. It
 fits or no gain is positive. A heap holds the best offer of every job; a gain depends on its own
 job only, so one offer changes per grant.
 
-Three additions to the paper. An offer may be several tasks at once, taken by its mean gain: measured
+Three additions to the paper. An offer may be several tasks at once, by its mean gain: measured
 speeds are not concave (a fifth worker that needs a second node can slow an all-reduce job that an
 eighth speeds up) and predicted ones have errors, and one bad step must not end a job's growth. The
 paper re-places every job at each decision; here a job keeps its
@@ -34,7 +34,6 @@ YOUNG_WEIGHT = 0.95
 RESTART_SECONDS = 30.0
 ALL_REDUCE_GROWTH = ((1, 0), (2, 0), (4, 0))
 GROWTH = (*ALL_REDUCE_GROWTH, (0, 1), (0, 2), (0, 4), (1, 1), (2, 2))
-
 
 
 class Growth(NamedTuple):
