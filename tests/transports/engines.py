@@ -6,6 +6,7 @@ A new transport is one function here, named in ``OPENERS``, and a launcher in ``
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,9 +118,31 @@ def horovod() -> Bench:
     return bench
 
 
+def kvstore() -> Bench:
+    from bytescheduler.transports.kvstore import KVStoreTransport
+
+    first = KVStoreTransport()
+    bench = Bench(
+        rank=first.rank,
+        world_size=first.world_size,
+        open_group=lambda number: KVStoreTransport(),
+        dtypes=("float16", "float32", "float64"),
+        **NUMPY,
+    )
+    first.close()
+    return bench
+
+
+def kvstore_torch() -> Bench:
+    """The same engine with tensors."""
+    return replace(kvstore(), **TORCH)
+
+
 OPENERS: dict[str, Callable[[], Bench]] = {
     "torch": torch,
     "mpi": mpi,
     "mpi-torch": mpi_torch,
     "horovod": horovod,
+    "kvstore": kvstore,
+    "kvstore-torch": kvstore_torch,
 }

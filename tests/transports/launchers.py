@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -208,10 +209,50 @@ def horovodrun(arguments: Sequence[str], folder: Path, world_size: int, limit: f
     return run_processes([(command, environment())], folder, limit)
 
 
+SERVE = "from bytescheduler._mxnet_import import load; load()"
+
+
+def parameter_servers(
+    arguments: Sequence[str], folder: Path, world_size: int, limit: float
+) -> Ended:
+    """A scheduler and two servers beside the ranks; they are killed when the ranks have ended."""
+    variables = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_NUM_SERVER": "2",
+        "DMLC_NUM_WORKER": str(world_size),
+    }
+    worker_command = [sys.executable, str(WORKER), *arguments]
+    with ExitStack() as stack:
+        for role in ("scheduler", "server", "server"):
+            process = subprocess.Popen(
+                [sys.executable, "-c", SERVE],
+                env=environment(DMLC_ROLE=role, **variables),
+                start_new_session=True,
+            )
+            stack.callback(process.wait)
+            stack.callback(_kill, process)
+        ranks = [(worker_command, environment(DMLC_ROLE="worker", **variables))] * world_size
+        return run_processes(ranks, folder, limit)
+
+
 ENGINES: tuple[Engine, ...] = (
     Engine(name="fake", opener="fake", launch=threads, world_size=3),
     Engine(name="fake-alone", opener="fake", launch=threads, world_size=1),
     Engine(name="torch", opener="torch", launch=torchrun_like, needs=("torch",)),
+    Engine(
+        name="kvstore",
+        opener="kvstore",
+        launch=parameter_servers,
+        world_size=3,
+        needs=("mxnet",),
+    ),
+    Engine(
+        name="kvstore-torch",
+        opener="kvstore-torch",
+        launch=parameter_servers,
+        needs=("mxnet", "torch"),
+    ),
     Engine(
         name="mpi",
         opener="mpi",
