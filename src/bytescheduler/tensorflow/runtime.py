@@ -1,0 +1,207 @@
+"""What happens while a training step runs: gradients into the flat buffers, averages out of them.
+
+These are the Python functions behind the graph's ``numpy_function`` nodes. TensorFlow runs them in
+program order, one at a time, in threads of its executor. Arrays that go back into the graph are
+copies: TensorFlow takes memory over from NumPy where it can, and an optimizer that assigns a
+gradient (or a product that was computed in place) would make the flat buffer a variable's storage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bytescheduler.core import Exchange, Layout, ParameterSpec, Settings, TraceRecorder
+from bytescheduler.exceptions import RankMismatchError, UsageError
+from bytescheduler.transports.base import Transport
+from bytescheduler.tuning import make_tuner
+
+__all__ = ["Runtime"]
+
+_Array = npt.NDArray[Any]
+
+
+class Runtime:
+    """One rank's buffers and exchange.
+
+    Args:
+        specs: the trainable variables, in the model's order.
+        dtypes: NumPy dtype of each flat buffer, by name.
+        transport: closed by ``close``.
+        settings: rank 0's count.
+        engine: name of the transport, for the tuner's cache.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ParameterSpec],
+        dtypes: dict[str, Any],
+        transport: Transport,
+        settings: Settings,
+        engine: str,
+    ) -> None:
+        self._specs = tuple(specs)
+        self._dtypes = dtypes
+        self._settings = settings
+        self._engine = engine
+        self._pending: set[int] = set()  # posted, and not yet applied to the variable
+        self._exchange: Exchange | None = None
+        self._trace: TraceRecorder | None = None
+        self.transport = transport
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._exchange.settings if self._exchange is not None else self._settings
+
+    @property
+    def failed(self) -> bool:
+        """Whether the exchange has broken down."""
+        return self._exchange is not None and self._exchange.error is not None
+
+    def start(self, order: Sequence[int]) -> None:
+        """Agree on rank 0's forward ``order`` and begin to exchange (collective, once).
+
+        Raises:
+            RankMismatchError: the ranks' models differ.
+        """
+        if self._exchange is not None:
+            return
+        order = self._agree(order)
+        self._layout = Layout(self._specs, order)
+        self._buffers: dict[str, _Array] = {
+            name: np.zeros(size, self._dtypes[name]) for name, size in self._layout.sizes.items()
+        }
+        transport, settings = self.transport, self._settings
+        if settings.trace is not None:
+            self._trace = TraceRecorder(settings.trace, transport.rank, transport.world_size)
+        self._exchange = Exchange(
+            self._layout, self._buffers, transport, settings, self._trace, self._make_tuner()
+        )
+
+    def is_pending(self, indices: Sequence[int]) -> bool:
+        """Whether one of these parameters has an update that was not applied."""
+        return not self._pending.isdisjoint(indices)
+
+    def collect(self, indices: Sequence[int]) -> list[_Array]:
+        """Wait for the averages of ``indices`` that are pending and hand them out, once.
+
+        Returns:
+            First an int32 array: 1 where an average is to be applied, 0 where nothing was posted
+            or no rank had a gradient. Then one array per index, empty where there is a 0.
+
+        Raises:
+            TransportError: the exchange failed or was closed.
+        """
+        due = [index for index in indices if index in self._pending]
+        if due and self._exchange is not None:
+            self._exchange.wait(due)
+        self._pending.difference_update(due)
+        present = [index in due and self._is_present(index) for index in indices]
+        gradients = [
+            self._view(index).copy() if given else self._empty(index)
+            for index, given in zip(indices, present, strict=True)
+        ]
+        return [np.array(present, np.int32), *gradients]
+
+    def post(self, indices: Sequence[int], gradients: Sequence[_Array]) -> None:
+        """This rank's gradients of ``indices`` are known; send them when their turn comes.
+
+        Raises:
+            TransportError: the exchange failed or was closed.
+        """
+        assert self._exchange is not None
+        for index, gradient in zip(indices, gradients, strict=True):
+            if index in self._pending:
+                raise UsageError(f"{self._specs[index].name} was posted again before its update")
+            self._view(index)[:] = gradient.reshape(-1)
+            self._send(index, present=True)
+
+    def end_step(self) -> None:
+        """Flush what this rank did not produce, and end the iteration.
+
+        Raises:
+            TransportError: the exchange failed or was closed.
+            RankMismatchError: rank 0 counts other steps.
+        """
+        assert self._exchange is not None
+        if self._exchange.round_open:
+            for index in self._exchange.missing():
+                self._view(index)[:] = 0
+                self._send(index, present=False)
+        self._exchange.step()
+        if self._exchange.settings.mode == "barrier":
+            self._exchange.wait(range(len(self._specs)))
+
+    def broadcast(self, arrays: Sequence[_Array]) -> list[_Array]:
+        """Return rank 0's ``arrays``, one message per dtype (collective)."""
+        result = [array.copy() for array in arrays]
+        for dtype in dict.fromkeys(array.dtype for array in arrays):
+            members = [array for array in result if array.dtype == dtype]
+            flat = np.concatenate([array.reshape(-1) for array in members])
+            self.transport.broadcast(flat)
+            stops = np.cumsum([array.size for array in members])[:-1]
+            for array, part in zip(members, np.split(flat, stops), strict=True):
+                array[...] = part.reshape(array.shape)
+        return result
+
+    def close(self) -> None:
+        """Stop the exchange and write the timeline. May be called twice, never raises."""
+        if self._exchange is not None:
+            self._exchange.close()
+        self.transport.close()
+        if self._trace is not None:
+            self._trace.write()
+            self._trace = None
+
+    # -- inside
+
+    def _send(self, index: int, *, present: bool) -> None:
+        assert self._exchange is not None
+        spec = self._specs[index]
+        self._buffers[spec.buffer][self._layout.flag_offset(index)] = present
+        self._pending.add(index)
+        self._exchange.post(index)
+
+    def _view(self, index: int) -> _Array:
+        spec, offset = self._specs[index], self._layout.offsets[index]
+        return self._buffers[spec.buffer][offset : offset + spec.numel]
+
+    def _empty(self, index: int) -> _Array:
+        return np.empty(0, self._dtypes[self._specs[index].buffer])
+
+    def _is_present(self, index: int) -> bool:
+        flag = self._buffers[self._specs[index].buffer][self._layout.flag_offset(index)]
+        return bool(flag > 0)
+
+    def _agree(self, order: Sequence[int]) -> list[int]:
+        mine = json.dumps({"signature": self._signature(), "order": list(order)})
+        everyone = [json.loads(text) for text in self.transport.exchange(mine.encode())]
+        for rank, other in enumerate(everyone):
+            if other["signature"] != everyone[0]["signature"]:
+                raise RankMismatchError(
+                    f"all ranks must train the same model; names, sizes or dtypes of the trainable "
+                    f"variables of rank {rank} differ from rank 0's. Build the same model everywhere"
+                )
+        return everyone[0]["order"]
+
+    def _signature(self) -> str:
+        parts = [(spec.name, spec.numel, spec.buffer) for spec in self._specs]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def _make_tuner(self) -> Any:
+        if self.transport.rank != 0:
+            return None
+        return make_tuner(
+            self._settings,
+            signature=self._signature(),
+            world_size=self.transport.world_size,
+            engine=self._engine,
+            device="cpu",
+            total_bytes=sum(spec.numel * spec.itemsize for spec in self._specs),
+        )
