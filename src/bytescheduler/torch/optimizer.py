@@ -1,0 +1,413 @@
+"""The one class that a PyTorch user needs."""
+
+from __future__ import annotations
+
+import copy
+import os
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from bytescheduler import transports
+from bytescheduler.core import Settings, TraceRecorder, resolve_settings
+from bytescheduler.core.config import ENV_CHECK
+from bytescheduler.core.exchange import Tuner
+from bytescheduler.exceptions import ConfigurationError, UsageError
+from bytescheduler.torch.agreement import agree, broadcast_optimizer_state, broadcast_tensors
+from bytescheduler.torch.check import CheckMode
+from bytescheduler.torch.session import Session, facts_of, trainable
+from bytescheduler.transports.base import Transport
+
+__all__ = ["ScheduledOptimizer"]
+
+_wrapped: weakref.WeakKeyDictionary[Optimizer, weakref.ref[ScheduledOptimizer]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class ScheduledOptimizer(Optimizer):
+    """Wraps ``optimizer`` so that gradients of ``model`` are averaged over ranks in the order in
+    which the next forward pass needs them, overlapped with backward *and* forward.
+
+    The training loop stays as it is, and so do its results. ``step()`` returns at once; a
+    parameter's update is applied, in the thread that uses it, by the wrapped optimizer, when its
+    module's forward begins or when anything else uses it first. Reading ``p.grad`` between backward
+    and step (clipping, AMP) gives the average over ranks. Passing a closure, step hooks, or an
+    optimizer whose parameters depend on each other make ``step()`` wait for everything.
+
+    Args:
+        optimizer: any ``torch.optim.Optimizer`` over parameters of ``model``.
+        model: the module whose forward and backward are run; not wrapped in
+            DistributedDataParallel. Parameters and buffers are broadcast from rank 0, and
+            optimizer state if rank 0 has any.
+        group: process group of ``torch.distributed``; the default group if None.
+        partition_size: bytes per chunk, as int or text (``"4MiB"``); default 1 MiB.
+        credit_size: bytes in flight at most; default four chunks, at least 4 MiB.
+        mode: ``"priority"``, ``"fifo"``, ``"barrier"`` or ``"auto"``.
+        transport: name of an engine (``"torch"``, ``"horovod"``, ``"kvstore"``, ``"mpi"``,
+            ``"byteps"``) or a ``Transport``.
+        sync_buffers: keep module buffers equal to rank 0's, as DistributedDataParallel does.
+        trace: path of a timeline to write when the session ends.
+
+    Keyword arguments come before ``BYTESCHEDULER_*`` environment variables.
+
+    Raises:
+        ConfigurationError: a setting breaks a rule, on this rank.
+        UsageError: the process group is not initialised, optimizer and model do not fit, one of
+            them is wrapped already, or ranks have different models (RankMismatchError): on all
+            ranks, before anything was changed.
+    """
+
+    # GradScaler must unscale gradients itself: it would hand its scale to this object only.
+    _step_supports_amp_scaling = False
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        *,
+        group: dist.ProcessGroup | None = None,
+        partition_size: int | str | None = None,
+        credit_size: int | str | None = None,
+        mode: str | None = None,
+        transport: str | Transport = "torch",
+        sync_buffers: bool = True,
+        trace: str | None = None,
+    ) -> None:
+        settings = resolve_settings(
+            partition_size=partition_size, credit_size=credit_size, mode=mode, trace=trace
+        )
+        _refuse_what_is_wrapped(optimizer, model)
+        end = _open(transport, group)
+        try:
+            sparse = _sparse_parameters(model)
+            named = _agreed(end, optimizer, model, settings, sparse)
+            _retire_predecessor(model)
+            broadcast_tensors(end, [*model.parameters(), *model.buffers()])
+            broadcast_optimizer_state(end, optimizer)
+            recorder = settings.trace and TraceRecorder(settings.trace, end.rank, end.world_size)
+            self._recorder = recorder or None
+            self._session = Session(
+                model,
+                optimizer,
+                named,
+                sparse,
+                end,
+                settings,
+                sync_buffers=sync_buffers,
+                observer=self._recorder,
+                tuner=_tuner(end, settings, named),
+            )
+        except BaseException:
+            end.close()
+            raise
+        self._inner = optimizer
+        self._check = CheckMode(self._session) if os.environ.get(ENV_CHECK) == "1" else None
+        if self._check is not None:
+            self._check.__enter__()
+        self._finalizer = weakref.finalize(self, _end, self._session, self._recorder, os.getpid())
+        _wrapped[optimizer] = weakref.ref(self)
+        _sessions[model] = weakref.ref(self)
+
+    # -- the optimizer's interface
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; see the class for when it is applied.
+
+        With a ``closure`` it is evaluated and applied before this returns, with gradients and loss
+        averaged over ranks.
+
+        Raises:
+            TransportError: another rank failed or left.
+        """
+        return self._live.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear all gradients; of those that are in flight, once they have been used."""
+        self._live.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state, complete; loads into an unwrapped one as well."""
+        self.synchronize()
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state that any optimizer of the wrapped class saved."""
+        self.synchronize()
+        self._inner.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the wrapped optimizer, on all ranks; exchanged from the next step on."""
+        self.synchronize()
+        self._inner.add_param_group(param_group)
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """Register on the wrapped optimizer; from now on ``step()`` waits for everything."""
+        self.synchronize()
+        return self._inner.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        """Register on the wrapped optimizer; from now on ``step()`` waits for everything."""
+        self.synchronize()
+        return self._inner.register_step_post_hook(hook)
+
+    @property
+    def param_groups(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The wrapped optimizer's groups; what is set here counts from the next ``step()`` on."""
+        return self._inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The wrapped optimizer's state, after waiting for updates in flight."""
+        self.synchronize()
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._inner.state = state
+
+    def __getattr__(self, name: str) -> Any:
+        inner = self.__dict__.get("_inner")
+        if inner is None:
+            raise AttributeError(name)
+        return getattr(inner, name)
+
+    def __repr__(self) -> str:
+        return f"ScheduledOptimizer({self._inner!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Optimizer:
+        self.synchronize()
+        return copy.deepcopy(self._inner, memo)
+
+    def __reduce__(self) -> Any:
+        self.synchronize()
+        return self._inner.__reduce_ex__(2)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__reduce__()
+
+    # -- what is ours
+
+    @property
+    def settings(self) -> Settings:
+        """Sizes and mode that are in force."""
+        return self._session.settings
+
+    def synchronize(self) -> None:
+        """Wait until gradients, weights and buffers are current.
+
+        Raises:
+            TransportError: another rank failed or left.
+        """
+        if self._finalizer.alive:
+            self._session.synchronize()
+
+    @contextmanager
+    def no_sync(self) -> Generator[None, None, None]:
+        """Backward passes inside accumulate; the next one outside, or ``step()``, exchanges."""
+        self._live.set_paused(True)
+        try:
+            yield
+        finally:
+            self._session.set_paused(False)
+
+    @contextmanager
+    def join(self) -> Generator[None, None, None]:
+        """For uneven inputs: a rank that leaves the block early keeps the others company.
+
+        Put the loop over the data inside, on all ranks. A rank that has run out takes part in the
+        others' steps with no gradient of its own (averages still divide by the number of ranks) and
+        makes the same updates, until all have left the block. Costs one small message per step.
+        """
+        session = self._live
+        session.set_joining(True)
+        yield
+        session.join()
+        session.set_joining(False)
+
+    def unwrap(self) -> Optimizer:
+        """Collective: finish what is in flight, take everything off, return the inner optimizer."""
+        if self._finalizer.alive:
+            self._finalizer.detach()
+            self._shut(finish=True)
+        return self._inner
+
+    def __enter__(self) -> ScheduledOptimizer:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if self._finalizer.alive:
+            self._finalizer.detach()
+            self._shut(finish=error is None)
+
+    def _shut(self, *, finish: bool) -> None:
+        if self._check is not None:
+            self._check.__exit__(None, None, None)
+        _wrapped.pop(self._inner, None)
+        _close(self._session, self._recorder, finish=finish)
+
+    @property
+    def _live(self) -> Session:
+        if not self._finalizer.alive:
+            raise UsageError(
+                "this ScheduledOptimizer was unwrapped, or its model was wrapped again; "
+                "use the optimizer that unwrap() returned, or the newer wrapper"
+            )
+        return self._session
+
+
+_sessions: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ScheduledOptimizer]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _refuse_what_is_wrapped(optimizer: Any, model: Any) -> None:
+    if isinstance(optimizer, ScheduledOptimizer):
+        raise UsageError(
+            "an optimizer may be wrapped once, got a ScheduledOptimizer; use it as it is, "
+            "or wrap what its unwrap() returns"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigurationError(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}; "
+            "pass the optimizer first and the model second"
+        )
+    previous = _wrapped.get(optimizer)
+    if previous is not None and previous() is not None:
+        raise UsageError(
+            "an optimizer may be wrapped once, and this one is; use its wrapper, "
+            "or call unwrap() on it first"
+        )
+    if isinstance(model, DistributedDataParallel):
+        raise UsageError(
+            "model must not be wrapped in DistributedDataParallel, which averages gradients "
+            "itself; pass model.module"
+        )
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}; "
+            "pass the optimizer first and the model second"
+        )
+
+
+def _open(transport: str | Transport, group: dist.ProcessGroup | None) -> Transport:
+    if isinstance(transport, Transport):
+        return transport
+    if transport == "torch":
+        return transports.create("torch", group=group)
+    if group is not None:
+        raise ConfigurationError(
+            f"group goes with transport='torch' only, got transport={transport!r}; leave it out"
+        )
+    return transports.create(transport)
+
+
+def _agreed(
+    end: Transport,
+    optimizer: Optimizer,
+    model: nn.Module,
+    settings: Settings,
+    sparse: list[nn.Parameter],
+) -> list[tuple[str, nn.Parameter]]:
+    named: list[tuple[str, nn.Parameter]] = []
+
+    def check() -> dict[str, str]:
+        _check_fit(optimizer, model)
+        named.extend(trainable(model, optimizer, sparse))
+        if not named and not sparse:
+            raise UsageError(
+                "optimizer must train at least one parameter of model with requires_grad=True, "
+                "got none; build the optimizer from model.parameters()"
+            )
+        groups = [len(group["params"]) for group in optimizer.param_groups]
+        return {
+            **facts_of(named),
+            "optimizer": f"{type(optimizer).__name__} with groups of {groups}",
+            "mode": settings.mode,
+            "partition_size": str(settings.partition_size),
+            "credit_size": str(settings.credit_size),
+        }
+
+    agree(end, "model, optimizer and settings", check)
+    return named
+
+
+def _check_fit(optimizer: Optimizer, model: nn.Module) -> None:
+    mine = {id(p): name for name, p in model.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    strangers = [tuple(p.shape) for p in parameters if id(p) not in mine]
+    if strangers:
+        raise UsageError(
+            f"optimizer's parameters must be the model's, got {len(strangers)} that are not "
+            f"(shapes {strangers[:3]}); build the optimizer from model.parameters(), after the "
+            "model was moved to its device"
+        )
+    devices = {str(p.device) for p in parameters}
+    if len(devices) > 1:
+        raise UsageError(
+            f"all parameters must be on one device, got {sorted(devices)}; "
+            "use one process per device"
+        )
+    for p in parameters:
+        lazy = isinstance(p, nn.parameter.UninitializedParameter)
+        if lazy or not p.is_floating_point() or p.layout is not torch.strided:
+            raise UsageError(
+                f"parameter {mine[id(p)]!r} must be an initialised dense real floating-point "
+                f"tensor, got {'a lazy one' if lazy else f'{p.dtype}, {p.layout}'}; run the model "
+                "once before wrapping, or keep the parameter out of this optimizer"
+            )
+
+
+def _sparse_parameters(model: nn.Module) -> list[Any]:
+    tables = (m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
+    return list(dict.fromkeys(m.weight for m in tables if m.sparse and m.weight.requires_grad))
+
+
+def _retire_predecessor(model: nn.Module) -> None:
+    """Wrapping the same model again (a new optimizer per epoch) ends the earlier wrapper."""
+    previous = _sessions.pop(model, None)
+    wrapper = previous() if previous is not None else None
+    if wrapper is not None:
+        wrapper.unwrap()
+
+
+def _tuner(
+    end: Transport, settings: Settings, named: list[tuple[str, nn.Parameter]]
+) -> Tuner | None:
+    if end.rank != 0:
+        return None
+    from bytescheduler.tuning import make_tuner
+
+    return make_tuner(
+        settings,
+        signature=repr(facts_of(named)),
+        world_size=end.world_size,
+        engine=type(end).__name__,
+        device=str(named[0][1].device) if named else "cpu",
+        total_bytes=sum(p.numel() * p.element_size() for _, p in named),
+    )
+
+
+def _close(session: Session, recorder: TraceRecorder | None, *, finish: bool) -> None:
+    try:
+        session.close(finish=finish)
+    finally:
+        if recorder is not None:
+            recorder.write()
+
+
+def _end(session: Session, recorder: TraceRecorder | None, pid: int) -> None:
+    """At exit, or when the wrapper is dropped; a forked child leaves its parent's session alone."""
+    if os.getpid() == pid:
+        _close(session, recorder, finish=session.exchange.error is None)

@@ -1,0 +1,140 @@
+"""Every kind of model and optimizer trains to the same bits as with DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import training
+from torch import nn
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.multiprocess
+STEPS = 6
+
+
+class Images(nn.Module):
+    """Convolutions with batch norm; a parameter of the root itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        )  # fmt: skip
+        self.head = nn.Linear(8 * 64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x).flatten(1)) * self.scale
+
+
+class Language(nn.Module):
+    """Attention (reads its out_proj without calling it) and a head tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        self.position = nn.ParameterList([nn.Parameter(torch.zeros(12, 32))])
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.blocks(self.embed(tokens) + self.position[0])
+        return F.linear(self.norm(hidden), self.embed.weight)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 16, 2, batch_first=True)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+class Experts(nn.Module):
+    """Chooses one expert per batch: the others are unused, on one rank or on both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        choice = int(x.abs().sum() * 1000) % 3  # the fourth is never used
+        return self.head(F.relu(self.experts[choice](F.relu(self.first(x)))))
+
+
+def _images(g: torch.Generator) -> Any:
+    return torch.randn(6, 1, 8, 8, generator=g), torch.randint(10, (6,), generator=g)
+
+
+def _rows(g: torch.Generator) -> Any:
+    return torch.randn(6, 8, generator=g), torch.randint(10, (6,), generator=g)
+
+
+def _sequences(g: torch.Generator) -> Any:
+    return torch.randn(6, 5, 8, generator=g), torch.randint(10, (6,), generator=g)
+
+
+def _tokens(g: torch.Generator) -> Any:
+    tokens = torch.randint(50, (4, 13), generator=g)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def classify(model: Any, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def predict(model: Any, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+MODELS: dict[str, Any] = {
+    "images": (Images, _images, classify, {}),
+    "language": (Language, _tokens, predict, {}),
+    "recurrent": (Recurrent, _sequences, classify, {}),
+    "experts": (Experts, _rows, classify, {"find_unused_parameters": True}),
+}
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
+    "Adam": lambda p: torch.optim.Adam(p, 1e-2),
+    "AdamW": lambda p: torch.optim.AdamW(p, 1e-2),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 1e-3, momentum=0.5),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 1e-2),
+    "Adadelta": lambda p: torch.optim.Adadelta(p),
+    "Adamax": lambda p: torch.optim.Adamax(p),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "RAdam": lambda p: torch.optim.RAdam(p),
+    "ASGD": lambda p: torch.optim.ASGD(p),
+    "Rprop": lambda p: torch.optim.Rprop(p),
+    "Adafactor": lambda p: torch.optim.Adafactor(p),
+}
+
+
+def scenario(rank: int, model: str, optimizer: str, options: dict[str, Any]) -> dict[str, float]:
+    make, batch, loss, ddp = MODELS[model]
+    data = training.batches(rank, STEPS, batch)
+    return training.compare(make(), OPTIMIZERS[optimizer], data, loss, ddp=ddp, **options)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("mode", ["priority", "fifo", "barrier"])
+def test_models_train_to_the_same_bits(two_ranks, model, mode):
+    assert two_ranks.run(scenario, model, "AdamW", {"mode": mode}) == [{}, {}]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_train_to_the_same_bits(two_ranks, optimizer):
+    assert two_ranks.run(scenario, "images", optimizer, {}) == [{}, {}]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_three_ranks_agree_to_rounding(three_ranks, model):
+    for found in three_ranks.run(scenario, model, "SGD", {}):
+        assert all(difference < 1e-4 for difference in found.values()), found
