@@ -3,10 +3,6 @@
 The command's processes find their settings in the environment, and rank 0 appends its iterations
 to a file that is named there (``report``). As soon as enough of them are known the command is
 ended: a training script need not be shortened for tuning.
-
-Ending means all of its processes. Launchers put workers into sessions of their own, and workers of
-a launcher that died have lost their parent; what they cannot lose is their environment. So besides
-the descendants, every process is ended whose environment names this trial's report file.
 """
 
 from __future__ import annotations
@@ -15,26 +11,25 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, Final
+from typing import IO, Final
 
-from bytescheduler._imports import require
 from bytescheduler.core.config import (
     ENV_CREDIT_SIZE,
     ENV_MODE,
     ENV_PARTITION_SIZE,
     Settings,
 )
+from bytescheduler.tuning.processes import started
 from bytescheduler.tuning.report import ENV_REPORT, Report, read
 
 __all__ = ["UNWRAPPED", "Trial", "run_trial"]
 
 POLL_SECONDS: Final = 0.2
-GRACE_SECONDS: Final = 5.0  # from asking processes to end to ending them
+PATIENCE_SECONDS: Final = 5.0  # without an iteration, at least, before a job counts as hung
 WARM_UP: Final = 8  # iterations
 FEWEST: Final = 3  # iterations after that, of a command that ended by itself
 WANTED: Final = 30  # iterations after that, at which a command is ended
@@ -68,9 +63,8 @@ def run_trial(command: Sequence[str], settings: Settings, timeout: float) -> Tri
     """
     with tempfile.TemporaryDirectory(prefix="bytescheduler-") as folder:
         path = Path(folder) / "report.jsonl"
-        environment = {**os.environ, **_variables(settings, path)}
         with (Path(folder) / "output").open("w+b") as output:
-            with _started(command, environment, output) as process:
+            with started(command, _variables(settings, path), output) as process:
                 failure = _follow(process, path, timeout)
             return _judge(settings, read(path), failure, _tail(output))
 
@@ -82,24 +76,6 @@ def _variables(settings: Settings, report: Path) -> dict[str, str]:
         ENV_MODE: settings.mode,
         ENV_REPORT: str(report),
     }
-
-
-@contextmanager
-def _started(
-    command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
-) -> Generator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        list(command),
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        _end(process, environment[ENV_REPORT])
 
 
 def _follow(process: subprocess.Popen[bytes], path: Path, timeout: float) -> str | None:
@@ -129,42 +105,13 @@ def _late(report: Report | None, path: Path, timeout: float) -> str | None:
     if len(times) < FEWEST:
         return f"not enough iterations within {timeout:g} s"
     idle = time.time() - path.stat().st_mtime
-    if idle > max(GRACE_SECONDS, HUNG * median(times)):
+    if idle > max(PATIENCE_SECONDS, HUNG * median(times)):
         return f"hung: no iteration ended in the last {idle:.0f} of {timeout:g} s"
     return None
 
 
 def _times(report: Report | None) -> tuple[float, ...]:
     return report.seconds[WARM_UP:] if report else ()
-
-
-def _end(process: subprocess.Popen[bytes], report: str) -> None:
-    """Ask all processes of the trial to end, then end them."""
-    psutil = require("psutil", extra="tune")
-    for order in ("terminate", "kill"):
-        alive = _processes(process, report)
-        for item in alive:
-            with suppress(psutil.NoSuchProcess):
-                getattr(item, order)()
-        psutil.wait_procs(alive, timeout=GRACE_SECONDS)
-    process.wait(timeout=GRACE_SECONDS)
-
-
-def _processes(process: subprocess.Popen[bytes], report: str) -> list[Any]:
-    psutil = require("psutil", extra="tune")
-    found: list[Any] = []
-    if process.poll() is None:
-        parent = psutil.Process(process.pid)
-        found = [parent, *parent.children(recursive=True)]
-    return list({*found, *(item for item in psutil.process_iter() if _reports_to(item, report))})
-
-
-def _reports_to(process: Any, report: str) -> bool:
-    psutil = require("psutil", extra="tune")
-    try:
-        return process.environ().get(ENV_REPORT) == report
-    except psutil.Error:  # gone meanwhile, or somebody else's
-        return False
 
 
 def _tail(output: IO[bytes]) -> str:
