@@ -159,22 +159,22 @@ class ScheduledOptimizer(Optimizer):
         return self._inner.register_step_post_hook(hook)
 
     @property
-    def param_groups(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def param_groups(self) -> Any:
         """The wrapped optimizer's groups; what is set here counts from the next ``step()`` on."""
         return self._inner.param_groups
 
     @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+    def param_groups(self, groups: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self._inner.param_groups = groups
 
     @property
-    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def state(self) -> Any:
         """The wrapped optimizer's state, after waiting for updates in flight."""
         self.synchronize()
         return self._inner.state
 
     @state.setter
-    def state(self, state: Any) -> None:
+    def state(self, state: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self._inner.state = state
 
     def __getattr__(self, name: str) -> Any:
