@@ -172,18 +172,27 @@ class TensorFlowTransport(Transport):
             self._calls.cancel()
             self._lanes.stop()
             self._workers.stop()
+            self._watch.join(STOP_TIMEOUT)
 
     # -- inside
 
     def _join(self, timeout: float) -> None:
         """Wait for all ranks; a missing one would otherwise be waited for without end."""
-        timer = threading.Timer(timeout, self._calls.cancel)
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._calls.cancel()
+
+        timer = threading.Timer(timeout, give_up)
         timer.daemon = True
         timer.start()
         try:
             self._sum(np.zeros(1, np.int64))
         except TransportError as error:
             self._closed.set()
+            if not late.is_set():
+                raise
             raise TransportError(
                 f"rank {self.rank}: not all of {list(self._cluster.addresses)} joined within "
                 f"{timeout:g} s; start every worker, each with its own task index in TF_CONFIG, "
@@ -242,6 +251,7 @@ class _Calls:
         self._context = require("tensorflow.python.eager.context", extra="tensorflow").context()
         self._manager = cancellation.CancellationManager()
         self._group = (tf.constant(world_size), tf.constant(group_key))
+        self._cancelled = threading.Event()
 
     def reduce(self, key: int, array: _Array, *, average: bool) -> _Array:
         """Return the sum or average of all ranks' ``array`` of one dimension."""
@@ -267,6 +277,7 @@ class _Calls:
 
     def cancel(self) -> None:
         """End every call that waits, with CancelledError; later ones fail at once."""
+        self._cancelled.set()
         self._manager.start_cancel()
 
     def abort(self, reason: str) -> None:
@@ -274,6 +285,8 @@ class _Calls:
         self._context.abort_collective_ops(UNAVAILABLE, reason)
 
     def _run(self, function: Any, value: Any, key: int) -> _Array:
+        if self._cancelled.is_set():  # TensorFlow itself may begin to wait in spite of it
+            raise _tf_errors().CancelledError(None, None, "the transport was closed")
         call = self._manager.get_cancelable_function(function)
         return call(value, *self._group, self._tensor(key)).numpy()
 
@@ -452,8 +465,12 @@ class _Lanes:
                 return
 
 
+def _tf_errors() -> Any:
+    return require("tensorflow", extra="tensorflow").errors
+
+
 def _tf_error() -> type[Exception]:
-    return require("tensorflow", extra="tensorflow").errors.OpError
+    return _tf_errors().OpError
 
 
 def _words(nbytes: int) -> int:
