@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -31,7 +32,16 @@ Prepare = Callable[[ExitStack, Host, Sequence[Host], Mapping[str, str]], Prepare
 def _gloo(
     stack: ExitStack, hub: Host, hosts: Sequence[Host], environment: Mapping[str, str]
 ) -> Prepared:
-    return {"MASTER_PORT": str(PORT)}, [{} for _ in hosts]
+    return {"MASTER_PORT": str(_free_port(hub))}, [{} for _ in hosts]
+
+
+def _free_port(hub: Host) -> int:
+    """A port for the rendezvous: any in a namespace of our own, a free one on this machine."""
+    if hub.namespace is not None:
+        return PORT
+    with socket.socket() as probe:
+        probe.bind((hub.address, 0))
+        return probe.getsockname()[1]
 
 
 def _horovod(

@@ -75,6 +75,11 @@ class Lab:
         }
         return self._slowest(system, settings, command, 2 * TIMEOUT_S)
 
+    def layers_of(self, task: str) -> list[dict[str, Any]]:
+        """Layers of a real task, with their times on rank 0."""
+        answers = self._pool(self._key("ddp", {})).call({"do": "layers", "task": task}, TIMEOUT_S)
+        return answers[0]["layers"]
+
     def _slowest(
         self,
         system: str,

@@ -143,10 +143,8 @@ def _shape(namespace: str | None, device: str, bytes_per_second: float) -> None:
     rate = f"{max(8, round(bytes_per_second * 8))}bit"
     burst = max(BURST_BYTES, round(bytes_per_second * BURST_S))
     bucket = ("rate", rate, "burst", str(burst), "limit", str(QUEUE_BYTES + burst))
-    _run(
-        ["ip", "netns", "exec", str(namespace)]
-        + ["tc", "qdisc", "replace", "dev", device, "root", "tbf", *bucket]
-    )
+    place = ("ip", "netns", "exec", str(namespace))
+    _run([*place, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *bucket])
 
 
 def _remove_stale() -> None:

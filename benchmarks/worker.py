@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import IO, Any
 
 from benchmarks.job import Job
@@ -40,7 +41,9 @@ def _private_stdout() -> IO[str]:
 
 def _obey(command: Mapping[str, Any]) -> Answer:
     try:
-        return {"hello": _hello, "measure": _measure}[command["do"]](command)
+        return {"hello": _hello, "measure": _measure, "train": _train, "layers": _layers}[
+            command["do"]
+        ](command)
     except Exception as error:  # the answer is how the command's driver learns of any failure
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
@@ -80,6 +83,19 @@ _JOIN: dict[str, Callable[[], None]] = {
 }
 
 
+def _train(command: Mapping[str, Any]) -> Answer:
+    from benchmarks.training import obey
+
+    return obey(command)
+
+
+def _layers(command: Mapping[str, Any]) -> Answer:
+    from benchmarks.layer_times import layer_rows
+    from benchmarks.tasks import REAL_TASKS
+
+    return {"layers": layer_rows(*REAL_TASKS[command["task"]]())}
+
+
 def _measure(command: Mapping[str, Any]) -> Answer:
     system = find(command["system"])
     session = _open(system, command)
@@ -106,7 +122,7 @@ def _time(session: Session, warmup: int, iterations: int) -> list[float]:
         begins.append(time.perf_counter())
         session.iterate()
     begins.append(time.perf_counter())
-    return [later - earlier for earlier, later in zip(begins, begins[1:], strict=False)]
+    return [later - earlier for earlier, later in pairwise(begins)]
 
 
 if __name__ == "__main__":

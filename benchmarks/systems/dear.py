@@ -114,7 +114,7 @@ class DearOptimizer:
         """Nothing: buckets are cleared after their update."""
 
     def step(self) -> None:
-        """Wait for the reduce-scatters, last layers first; start all-gathers, first layers first."""
+        """Wait for reduce-scatters, last layers first; start all-gathers, first layers first."""
         for bucket in reversed(self._buckets):
             bucket.reduce()
         for bucket in self._buckets:
