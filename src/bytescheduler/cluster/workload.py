@@ -224,12 +224,20 @@ def check_workload(workload: Workload, nodes: Sequence[Node]) -> None:
 
 
 def _fits_alone(spec: JobSpec, nodes: Sequence[Node]) -> bool:
-    """Say whether workers, then servers, fit node by node."""
-    workers, servers = spec.requested
+    """Say whether workers then servers, or servers then workers, fit node by node."""
+    workers = (spec.worker, spec.requested.workers)
+    if spec.server is None:
+        return _fills([workers], nodes)
+    servers = (spec.server, spec.requested.servers)
+    return _fills([workers, servers], nodes) or _fills([servers, workers], nodes)
+
+
+def _fills(tasks: Sequence[tuple[Resources, int]], nodes: Sequence[Node]) -> bool:
+    left = [count for _, count in tasks]
     for node in nodes:
-        count = min(workers, node.capacity.count(spec.worker))
-        free = node.capacity.plus(spec.worker, -count)
-        workers -= count
-        if spec.server is not None:
-            servers -= min(servers, free.count(spec.server))
-    return workers == 0 and servers == 0
+        free = node.capacity
+        for index, (demand, _) in enumerate(tasks):
+            taken = min(left[index], free.count(demand))
+            left[index] -= taken
+            free = free.plus(demand, -taken)
+    return not any(left)

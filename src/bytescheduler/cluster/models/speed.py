@@ -11,10 +11,11 @@ Notation:
 
     synchronous    1/f = t0*M/w + t1 + t2*w/p + t3*w + t4*p             Optimus (EuroSys 2018)
     asynchronous   w/f = t0 + t1*w/p + t2*w + t3*p                      Optimus (EuroSys 2018)
-    all-reduce     1/f = t0*M/w + t1 + t2*(w-1)/w + t3*(N-1)/N + t4*w
+    all-reduce     1/f = t0*M/w + t1 + t2*[w > 1] + t3*(N-1)/N + t4*(w-1)
 
-In the last one, t2 is the exchange among GPUs (a ring moves 2 (w-1)/w of the bytes), t3 what it
-costs more between nodes, t4 the latency per member.
+In the last one, t2 is the exchange among GPUs (a ring moves nearly the same bytes for any w; the
+exact (w-1)/w could not be told from t0 and t1), t3 what it costs more between nodes, t4 the latency
+per member.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ class SpeedModel:
         return (
             t[0] * self.batch / workers
             + t[1]
-            + t[2] * (workers - 1) / workers
+            + t[2] * (workers > 1)
             + t[3] * (nodes - 1) / nodes
-            + t[4] * workers
+            + t[4] * (workers - 1)
         )
 
     def speed(self, workers: int, servers: int = 0, nodes: int = 0) -> float:

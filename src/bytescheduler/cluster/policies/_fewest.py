@@ -108,14 +108,17 @@ def _place(job: JobState, shape: Shape, open_nodes: FreeNodes) -> Allocation | N
 def _spread(
     job: JobState, shape: Shape, taken: Sequence[int], open_nodes: FreeNodes
 ) -> Allocation | None:
-    split = even_split(shape, len(taken))
-    demands = [job.demand(part) for part in split]
+    """Take an even split, with the larger parts of workers or those of servers on the first nodes."""
     free = open_nodes.free
-    if not all(free[n].covers(demand) for n, demand in zip(taken, demands, strict=True)):
-        return None
-    for node, demand in zip(taken, demands, strict=True):
-        free[node] = free[node].plus(demand, -1)
-    return Allocation(
-        workers=tuple(n for n, part in zip(taken, split, strict=True) for _ in range(part.workers)),
-        servers=tuple(n for n, part in zip(taken, split, strict=True) for _ in range(part.servers)),
-    )
+    split = even_split(shape, len(taken))
+    for parts in (split, split[::-1]):
+        demands = [job.demand(part) for part in parts]
+        if all(free[n].covers(demand) for n, demand in zip(taken, demands, strict=True)):
+            for node, demand in zip(taken, demands, strict=True):
+                free[node] = free[node].plus(demand, -1)
+            placed = list(zip(taken, parts, strict=True))
+            return Allocation(
+                workers=tuple(node for node, part in placed for _ in range(part.workers)),
+                servers=tuple(node for node, part in placed for _ in range(part.servers)),
+            )
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from bytescheduler.cluster.contract import (
+    NOTHING,
     Allocation,
     JobState,
     Node,
@@ -32,12 +33,14 @@ def place_on_most_free(
     nodes in order. On a cluster of plain GPUs this is the node with the most free GPUs.
     """
     used = used_by_node(jobs, kept)
-    free = {node.id: node.capacity.plus(used.get(node.id, Resources()), -1) for node in nodes}
+    free = {node.id: node.capacity.plus(used.get(node.id, NOTHING), -1) for node in nodes}
     placed = dict(kept)
     for job, shape in wanted:
         trial = free.copy()
-        workers = _take(trial, job.worker, shape.workers)
-        servers = _take(trial, job.server or Resources(), shape.servers)
+        tasks = [(job.worker, shape.workers), (job.server or NOTHING, shape.servers)]
+        larger_first = sorted((0, 1), key=lambda kind: sum(tasks[kind][0]), reverse=True)
+        taken = {kind: _take(trial, *tasks[kind]) for kind in larger_first}
+        workers, servers = taken[0], taken[1]
         if workers is not None and servers is not None:
             free = trial
             placed[job.name] = Allocation(workers=workers, servers=servers)

@@ -70,15 +70,17 @@ def _place(
     capacity: Mapping[int, Resources],
     score: Score,
 ) -> tuple[Allocation, dict[int, Resources]] | None:
+    """Place the larger kind of task first: it has fewer nodes to choose from."""
     trial = dict(free)
-    tasks = [job.worker] * shape.workers + [job.server or NOTHING] * shape.servers
-    taken: list[int] = []
-    for demand in tasks:
-        fitting = [node for node in trial if trial[node].covers(demand)]
-        if not fitting:
-            return None
-        best = max(fitting, key=lambda node: score(demand, trial[node], capacity[node]))
-        trial[best] = trial[best].plus(demand, -1)
-        taken.append(best)
-    workers, servers = taken[: shape.workers], taken[shape.workers :]
-    return Allocation(workers=tuple(sorted(workers)), servers=tuple(sorted(servers))), trial
+    kinds = [(job.worker, shape.workers), (job.server or NOTHING, shape.servers)]
+    taken: dict[int, list[int]] = {0: [], 1: []}
+    for kind in sorted(taken, key=lambda kind: sum(kinds[kind][0]), reverse=True):
+        demand, count = kinds[kind]
+        for _ in range(count):
+            fitting = [node for node in trial if trial[node].covers(demand)]
+            if not fitting:
+                return None
+            best = max(fitting, key=lambda node: score(demand, trial[node], capacity[node]))
+            trial[best] = trial[best].plus(demand, -1)
+            taken[kind].append(best)
+    return Allocation(workers=tuple(sorted(taken[0])), servers=tuple(sorted(taken[1]))), trial

@@ -4,8 +4,9 @@ Progressive filling (Ghodsi et al., NSDI 2011): the job with the smallest domina
 more worker, with parameter servers in its requested ratio, until nothing fits; a job takes no more
 than was asked for (its demand). ``drf_elastic`` is the same with what the job can use at most as
 its demand, for clusters whose jobs can all be resized: a harder peer for Optimus. Tasks spread over
-the least allocated nodes, as Kubernetes places by default. A job keeps its nodes while its size stays. Equal shares are served in order of submission, and where the
-oldest job finds no place the nodes are cleared for it, so no job starves.
+the least allocated nodes, as Kubernetes places by default. A job keeps its nodes while
+its size stays. Equal shares are served in order of submission, and where the oldest job finds no
+place the nodes are cleared for it, so no job starves.
 """
 
 from __future__ import annotations
