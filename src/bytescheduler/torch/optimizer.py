@@ -22,7 +22,8 @@ from bytescheduler.core.exchange import Tuner
 from bytescheduler.exceptions import ConfigurationError, UsageError
 from bytescheduler.torch.agreement import agree, broadcast_optimizer_state, broadcast_tensors
 from bytescheduler.torch.check import CheckMode
-from bytescheduler.torch.session import Session, facts_of, trainable
+from bytescheduler.torch.session import Session
+from bytescheduler.torch.slots import facts_of, trainable
 from bytescheduler.transports.base import Transport
 
 __all__ = ["ScheduledOptimizer"]

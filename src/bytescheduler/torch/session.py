@@ -1,15 +1,19 @@
-"""One wrapped optimizer at work: hooks in, gates out.
+"""One wrapped optimizer at work: gradients in, current parameters out.
 
 Life of a parameter in one iteration::
 
     IDLE ──backward: copied into the flat buffer, posted──▶ POSTED ──step()──▶ STEPPED
       ▲                                                       │                  │
-      │◀── read_gradient / clipping: waited for, p.grad ──────┘                  │
-      │◀── gate, or first use: waited for, user's optimizer applied ─────────────┘
+      │◀── p.grad is read (clipping): averaged, in p.grad ────┘                  │
+      │◀── gate, or first use: averaged, user's optimizer applied ───────────────┘
 
 Only the training thread passes through here; the exchange's thread moves bytes and nothing else.
 While a parameter is POSTED or STEPPED it is a promise (see ``promise.py``) and its ``grad`` slot is
 empty as autograd sees it, so a further backward pass cannot add to memory that is on the wire.
+
+Every parameter is posted once per *round*. One backward and one step make a round; a further
+backward before the step makes another, and what a rank did not produce is posted as zeros, so that
+no rank waits for ever.
 """
 
 from __future__ import annotations
@@ -17,14 +21,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from bytescheduler.core import Exchange, Layout, ParameterSpec, Settings
+from bytescheduler.core import Exchange, Settings
 from bytescheduler.core.exchange import Tuner
 from bytescheduler.core.trace import Observer
 from bytescheduler.exceptions import StaleParameterError
@@ -32,52 +35,23 @@ from bytescheduler.torch import promise
 from bytescheduler.torch.agreement import agree
 from bytescheduler.torch.buffers import BufferSync
 from bytescheduler.torch.gates import Gates
+from bytescheduler.torch.slots import (
+    Memory,
+    Named,
+    Slot,
+    State,
+    clear_gradient,
+    facts_of,
+    trainable,
+)
 from bytescheduler.torch.sparse import average_sparse_gradients
 from bytescheduler.torch.updates import Updater
 from bytescheduler.transports.base import Transport
 
-__all__ = ["Session", "State", "facts_of", "trainable"]
+__all__ = ["Session"]
 
 ACTIVE = b"1"
 JOINED = b"0"
-
-
-class State(Enum):
-    """Where a parameter's gradient is."""
-
-    IDLE = 0
-    POSTED = 1
-    STEPPED = 2
-
-
-class _Slot:
-    """One parameter, and its place in the flat buffer.
-
-    Attributes:
-        view: the gradient's memory, shaped and strided like the parameter.
-        flag: the presence flag, one element.
-        fresh: this iteration's gradient of this or another rank is in ``view``.
-        produced: this rank has contributed to it.
-        clear: what to do with ``p.grad`` after the update: keep, "none" or "zero".
-    """
-
-    __slots__ = (
-        "clear", "cls", "event", "flag", "fresh", "index", "name", "parameter", "produced",
-        "state", "view",
-    )  # fmt: skip
-
-    def __init__(self, index: int, name: str, parameter: nn.Parameter) -> None:
-        self.index = index
-        self.name = name
-        self.parameter: Any = parameter
-        self.cls = type(parameter)
-        self.state = State.IDLE
-        self.fresh = False
-        self.produced = False
-        self.clear = ""
-        self.event: Any = None
-        self.view: Any = None
-        self.flag: Any = None
 
 
 class Session:
@@ -92,7 +66,7 @@ class Session:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        named: Sequence[tuple[str, nn.Parameter]],
+        named: Named,
         sparse: Sequence[nn.Parameter],
         transport: Transport,
         settings: Settings,
@@ -102,25 +76,24 @@ class Session:
         tuner: Tuner | None = None,
     ) -> None:
         self.transport = transport
+        self._model = model
         self._optimizer = optimizer
         self._updater = Updater(optimizer)
         self._observer = observer
         self._tuner = tuner
+        self._stream: Any = getattr(transport, "stream", None)
         self._lock = threading.RLock()
         self._paused = 0
-        self._stepped: dict[int, _Slot] = {}  # STEPPED, in forward order
-        self._touched = False  # something was posted since the last step
         self._joining = False
-        self._sparse_averaged = False
-        self._model = model
+        self._touched = False  # something was posted since the last step
+        self._stepped: dict[int, Slot] = {}  # in forward order
         self._sparse = list(sparse)
-        self._classes: dict[type, type] = {}
+        self._sparse_averaged = False
+        self._stand_ins: dict[type, type] = {}
         self._gradient_class = promise.gradient_class(self)
         self._buffers = BufferSync(model, transport) if sync_buffers else None
         self._gates = Gates(model, self._enter, self._enter_root)
-        self._handles: list[Any] = []
-        self._slots: list[_Slot] = []
-        self._adopt(named, None, settings)
+        self._adopt(Memory(named), settings)
 
     # -- life cycle
 
@@ -133,16 +106,24 @@ class Session:
         """Leave gradients alone from now on (accumulation), or no longer."""
         self._paused += 1 if paused else -1
 
+    def set_joining(self, joining: bool) -> None:
+        """Ask at each iteration who still has data, from now on, or no longer."""
+        self._joining = joining
+
     def join(self) -> None:
         """This rank has no more data: take part in the others' steps until none has any."""
-        while self.transport.exchange(JOINED).count(ACTIVE):
+        while ACTIVE in self.transport.exchange(JOINED):
             self._joining = False
             self.step()
             self._joining = True
 
-    def set_joining(self, joining: bool) -> None:
-        """Ask at each iteration who still has data, from now on, or no longer."""
-        self._joining = joining
+    def synchronize(self) -> None:
+        """Everything current: gradients if a step is yet to come, weights otherwise; buffers."""
+        if self._any(State.POSTED):
+            self._bring_gradients()
+        self._current(list(self._stepped.values()))
+        if self._buffers is not None:
+            self._buffers.finish()
 
     def close(self, *, finish: bool = True) -> None:
         """Apply what is in flight, take all hooks off, end the thread."""
@@ -154,38 +135,18 @@ class Session:
             self._release()
             self.exchange.close()
 
-    def _release(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for slot in self._slots:
-            self._settle(slot)
-
-    def _adopt(
-        self,
-        named: Sequence[tuple[str, nn.Parameter]],
-        order: Sequence[int] | None,
-        settings: Settings,
-    ) -> None:
-        """Lay out buffers for ``named`` in ``order``; carry over gradients that exist."""
-        self._named = tuple(named)
-        slots = [_Slot(index, name, p) for index, (name, p) in enumerate(named)]
-        specs = [_spec(name, p) for name, p in named]
-        self._layout = Layout(specs, order)
-        self._flat = _allocate(self._layout, [p for _, p in named])
-        for slot in slots:
-            self._place(slot)
-        self._slots = slots
-        self._slot_of = {id(slot.parameter): slot for slot in slots}
-        self._slot_of_view = {id(slot.view): slot for slot in slots}
+    def _adopt(self, memory: Memory, settings: Settings) -> None:
+        self._memory = memory
+        self._slots = memory.slots
         self._handles = [
-            slot.parameter.register_post_accumulate_grad_hook(self._hook(slot)) for slot in slots
+            slot.parameter.register_post_accumulate_grad_hook(self._hook(slot))
+            for slot in memory.slots
         ]
-        self._gates.assign(self._slot_of)
+        self._gates.assign(memory.by_parameter)
         self._survey()
         self.exchange = Exchange(
-            self._layout,
-            self._flat,
+            memory.layout,
+            memory.flat,
             self.transport,
             settings,
             self._observer,
@@ -193,54 +154,47 @@ class Session:
             self._fence if self._stream is not None else None,
         )
 
-    def _place(self, slot: _Slot) -> None:
-        """Point ``slot`` into its buffer; an existing gradient moves there."""
-        index, p = slot.index, slot.parameter
-        flat = self._flat[self._layout.specs[index].buffer]
-        start, flag = self._layout.offsets[index], self._layout.flag_offset(index)
-        slot.flag = flat[flag : flag + 1]
-        slot.view = _shaped(flat[start:flag], p)
-        if p.grad is not None and p.grad.layout is torch.strided:
-            slot.view.copy_(p.grad)
-            p.grad = slot.view
+    def _release(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for slot in self._slots:
+            slot.land()
 
-    def _rebuild(self, named: Sequence[tuple[str, nn.Parameter]], order: Sequence[str]) -> None:
+    def _rebuild(self, named: Named, order: Sequence[str]) -> None:
         """Collective: another set of parameters, or another forward order, from here on."""
         settings = self.exchange.settings
         self.exchange.stop()
         self._release()
         position = {name: index for index, (name, _) in enumerate(named)}
-        self._adopt(named, [position[name] for name in order if name in position], settings)
+        order_of = [position[name] for name in order if name in position]
+        self._adopt(Memory(named, order_of), settings)
 
     # -- backward
 
-    def _hook(self, slot: _Slot) -> Callable[[torch.Tensor], None]:
+    def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
         def on_gradient(_: torch.Tensor) -> None:
             if not self._paused:
                 self._gradient(slot)
 
         return on_gradient
 
-    def _gradient(self, slot: _Slot) -> None:
-        if slot.state is not State.IDLE:
-            self._recall(slot)
+    def _gradient(self, slot: Slot) -> None:
+        if slot.state is State.POSTED:  # a further backward pass before step()
+            self._complete_round()
+            slot.reopen()
+        elif slot.state is State.STEPPED:  # of a graph that is older than the step
+            self._update_under(slot)
         self._touch()
-        self._store(slot)
+        slot.store()
         self._post(slot)
 
-    def _recall(self, slot: _Slot) -> None:
-        """A further gradient arrived while one is in flight: bring that one home first."""
-        if slot.state is State.POSTED:
-            self._complete_round()
-            self._take_back(slot)
-            return
-        gradient = _grad_of(slot.parameter)
-        self._set_grad(slot.parameter, None)
+    def _update_under(self, slot: Slot) -> None:
+        """Apply a pending update although a new gradient has arrived; then put that in place."""
+        gradient = slot.gradient
+        slot.gradient = None
         self._current([slot])
-        if slot.parameter.grad is None:
-            slot.parameter.grad = gradient
-        else:
-            slot.parameter.grad.add_(gradient)
+        kept = slot.gradient
+        slot.gradient = gradient if kept is None or gradient is None else kept.add_(gradient)
 
     def _touch(self) -> None:
         """This iteration exchanges something; in a ``join``, tell those who ran out of data."""
@@ -249,65 +203,51 @@ class Session:
             if self._joining:
                 self.transport.exchange(ACTIVE)
 
-    def _store(self, slot: _Slot) -> None:
-        """Bring this rank's gradient into the buffer, added to what the iteration has already."""
-        gradient = _grad_of(slot.parameter)
-        with torch.no_grad():
-            if gradient is not slot.view:
-                gradient = _dense(gradient.detach())
-                if slot.fresh:
-                    slot.view.add_(gradient)
-                else:
-                    slot.view.copy_(gradient)
-            slot.flag.fill_(1.0)
-        slot.fresh = slot.produced = True
-
-    def _post(self, slot: _Slot) -> None:
-        self._set_grad(slot.parameter, None)
-        self._promise(slot)
-        slot.state = State.POSTED
+    def _post(self, slot: Slot) -> None:
+        slot.leave(self._stand_in(slot.cls))
         if self._stream is not None:
             slot.event = torch.cuda.current_stream().record_event()
         self.exchange.post(slot.index)
 
-    def _complete_round(self) -> None:
-        """Post what this rank did not produce, so that no rank waits for it; wait for all."""
-        self._flush()
-        self._await(range(len(self._slots)))
-
     def _flush(self) -> None:
+        """Post what this rank did not produce in this round, so that no rank waits for it."""
         self._touch()
         self._current(list(self._stepped.values()))
         for index in self.exchange.missing():
             slot = self._slots[index]
-            self._take_back(slot)
-            if _grad_of(slot.parameter) is not None:  # accumulated under no_sync, or kept
-                self._store(slot)
-            elif not slot.fresh:
-                slot.view.zero_()
-                slot.flag.zero_()
-                slot.fresh = True
+            slot.reopen()
+            if slot.gradient is not None:  # accumulated under no_sync, or kept
+                slot.store()
+            else:
+                slot.blank()
             self._post(slot)
 
-    def _take_back(self, slot: _Slot) -> None:
-        """Out of flight, in the middle of an iteration: a gradient of its own waits to be added."""
-        if slot.state is State.POSTED:
-            slot.state = State.IDLE
-            slot.parameter.__class__ = slot.cls
+    def _complete_round(self) -> None:
+        if self.exchange.round_open:
+            self._flush()
+        self._await(range(len(self._slots)))
 
     # -- step
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step of the user's optimizer, now or as parameters are needed."""
+        self._follow_requires_grad()
         if closure is not None:
             return self._step_with(closure)
-        self._follow_requires_grad()
-        if any(s.state is State.POSTED and _grad_of(s.parameter) is not None for s in self._slots):
-            self._complete_round()  # no_sync() after a pass that was sent: one more round
+        if self._unsent():
+            self._complete_round()
             self._flush()
         elif self.exchange.round_open or not self._touched:
             self._flush()
-        self._finish_step(lazy=self._lazy and not self._all_back())
+        if self._any(State.POSTED) and self._lazy:
+            self._updater.snapshot()
+            self._defer()
+            self._end_iteration()
+        else:
+            self._gather()
+            self._timed("update", "step", self._updater.apply_all)
+            self._end_iteration()
+            self._learn_order()
         return None
 
     @property
@@ -315,27 +255,28 @@ class Session:
         ready = self._updater.separable and self._gates.learned and not self._sparse
         return ready and self.exchange.settings.mode != "barrier"
 
-    def _all_back(self) -> bool:
-        return not any(slot.state is State.POSTED for slot in self._slots)
+    def _unsent(self) -> bool:
+        """Whether a pass under no_sync() followed one that was sent."""
+        return any(s.state is State.POSTED and s.gradient is not None for s in self._slots)
 
-    def _finish_step(self, *, lazy: bool) -> None:
-        if lazy:
-            self._updater.snapshot()
-            self._defer()
-        else:
-            self._gather()
-            self._average_sparse()
-            self._timed("update", "step", self._updater.apply_all)
-        self._end_iteration()
-        if not lazy:
-            self._learn_order()
+    def _any(self, state: State) -> bool:
+        return any(slot.state is state for slot in self._slots)
 
     def _defer(self) -> None:
-        for index in self._layout.order:
+        for index in self._memory.layout.order:
             slot = self._slots[index]
             if slot.state is State.POSTED:
                 slot.state = State.STEPPED
                 self._stepped[index] = slot
+
+    def _end_iteration(self) -> None:
+        self._touched = self._sparse_averaged = False
+        for slot in self._slots:
+            if slot.state is State.IDLE:
+                slot.end_iteration()
+        self.exchange.step()
+        if self._buffers is not None:
+            self._buffers.begin()
 
     def _step_with(self, closure: Callable[[], Any]) -> Any:
         def synchronised() -> Any:
@@ -350,19 +291,9 @@ class Session:
         self._end_iteration()
         return loss
 
-    def _end_iteration(self) -> None:
-        self._touched = self._sparse_averaged = False
-        for slot in self._slots:
-            if slot.state is State.IDLE:
-                slot.fresh = slot.produced = False
-        self.exchange.step()
-        if self._buffers is not None:
-            self._buffers.begin()
-
     def _mean_loss(self, loss: Any) -> Any:
         """The loss that decides a line search must be the same on all ranks."""
-        value = float(loss)
-        answers = self.transport.exchange(repr(value).encode())
+        answers = self.transport.exchange(repr(float(loss)).encode())
         mean = sum(float(answer) for answer in answers) / len(answers)
         return torch.full_like(loss.detach(), mean) if isinstance(loss, torch.Tensor) else mean
 
@@ -373,132 +304,114 @@ class Session:
         if self.exchange.round_open or not self._touched:
             self._flush()
         self._gather()
-        self._average_sparse()
 
     def _gather(self) -> None:
         self._await(range(len(self._slots)))
         for slot in self._slots:
             if slot.state is State.POSTED:
-                self._settle(slot)
-
-    def _settle(self, slot: _Slot) -> None:
-        """Out of flight: own class, and the average in ``p.grad`` if any rank produced one."""
-        if slot.state is State.IDLE:
-            return
-        slot.parameter.__class__ = slot.cls
-        slot.view.__class__ = torch.Tensor
-        slot.state = State.IDLE
-        if self._used(slot):
-            self._set_grad(slot.parameter, slot.view)
-
-    def _used(self, slot: _Slot) -> bool:
-        if slot.produced:
-            return True
-        return bool(slot.flag.item() > 0)
-
-    def _average_sparse(self) -> None:
+                slot.land()
         if self._sparse and not self._sparse_averaged:
             average_sparse_gradients(self.transport, self._sparse)
             self._sparse_averaged = True
 
-    # -- the keeper of promises
-
-    def redeem(self, promises: Iterable[promise.Promise]) -> None:
-        """Make the values of ``promises`` current; gradients that are only posted come back too."""
-        for tensor in list(promises):
-            slot = self._slot_of.get(id(tensor)) or self._slot_of_view.get(id(tensor))
-            if slot is not None and slot.state is State.STEPPED:
-                self._current([slot])
-
-    def read_gradient(self, parameter: Any) -> torch.Tensor | None:
-        """What ``parameter.grad`` gives while it is in flight."""
-        slot = self._slot_of[id(parameter)]
-        if slot.state is State.STEPPED and slot.produced:
-            if slot.clear == "none":
-                return None
-            slot.view.__class__ = self._gradient_class
-            return slot.view
-        if slot.state is State.STEPPED:
-            self._current([slot])
-        else:
-            self._bring_gradients()
-        return slot.parameter.grad
-
-    def write_gradient(self, parameter: Any, gradient: torch.Tensor | None) -> None:
-        """What ``parameter.grad = gradient`` does while it is in flight."""
-        slot = self._slot_of[id(parameter)]
-        if slot.state is State.STEPPED and gradient is None:
-            slot.clear = "none"
-            return
-        if slot.state is State.STEPPED:
-            self._current([slot])
-        else:
-            self._bring_gradients()
-        self._set_grad(parameter, gradient)
-
     def zero_grad(self, set_to_none: bool) -> None:
         """Clear gradients; of those in flight, as soon as they have been used."""
-        if any(slot.state is State.POSTED for slot in self._slots):
+        if self._any(State.POSTED):
             self._bring_gradients()
-        self._touched = False
+        self._touched = self._sparse_averaged = False
         for slot in self._slots:
             if slot.state is State.STEPPED:
                 slot.clear = "none" if set_to_none else "zero"
             else:
                 slot.fresh = slot.produced = False
-                _clear(slot.parameter, set_to_none)
+                clear_gradient(slot.parameter, set_to_none)
         for parameter in [*self._sparse, *self._dormant]:
-            _clear(parameter, set_to_none)
+            clear_gradient(parameter, set_to_none)
+
+    # -- the keeper of promises
+
+    def redeem(self, promises: Iterable[promise.Promise]) -> None:
+        """Make the values of ``promises`` current."""
+        for tensor in list(promises):
+            slot = self._memory.find(tensor)
+            if slot is not None:
+                self._current([slot])
+
+    def read_gradient(self, parameter: Any) -> torch.Tensor | None:
+        """What ``parameter.grad`` gives while it is in flight."""
+        slot = self._memory.by_parameter[id(parameter)]
+        if slot.state is State.STEPPED and slot.produced:
+            if slot.clear == "none":
+                return None
+            slot.view.__class__ = self._gradient_class
+            return slot.view
+        self._bring_home(slot)
+        return slot.gradient
+
+    def write_gradient(self, parameter: Any, gradient: torch.Tensor | None) -> None:
+        """What ``parameter.grad = gradient`` does while it is in flight."""
+        slot = self._memory.by_parameter[id(parameter)]
+        if slot.state is State.STEPPED and gradient is None:
+            slot.clear = "none"
+            return
+        self._bring_home(slot)
+        slot.gradient = gradient
+
+    def _bring_home(self, slot: Slot) -> None:
+        if slot.state is State.STEPPED:
+            self._current([slot])
+        else:
+            self._bring_gradients()
+
+    def require_current(self, tensors: Iterable[promise.Promise], function: str) -> None:
+        """For BYTESCHEDULER_CHECK: raise if any of ``tensors`` was used while not current."""
+        for tensor in tensors:
+            slot = self._memory.by_parameter.get(id(tensor))
+            if slot is not None and slot.state is State.STEPPED:
+                raise StaleParameterError(
+                    f"{function} used parameter {slot.name!r} in module "
+                    f"{self._gates.current!r} before its update was applied; "
+                    "call optimizer.synchronize() before it"
+                )
 
     # -- gates
 
-    def synchronize(self) -> None:
-        """Everything current: gradients if a step is yet to come, weights otherwise; buffers."""
-        if any(slot.state is State.POSTED for slot in self._slots):
-            self._bring_gradients()
-        self._current(list(self._stepped.values()))
-        if self._buffers is not None:
-            self._buffers.finish()
-
     def _enter_root(self) -> None:
+        """The model's forward begins; without gradients it may take paths never seen."""
         if self._buffers is not None:
             self._buffers.finish()
         if not torch.is_grad_enabled():
             self._current(list(self._stepped.values()))
 
-    def _enter(self, slots: Sequence[_Slot]) -> None:
-        """A module's forward is about to begin: its parameters must be current."""
+    def _enter(self, slots: Sequence[Slot]) -> None:
+        """A module's forward begins: its parameters must be current."""
         if self._stepped:
             self._current(slots)
 
-    def _current(self, slots: Sequence[_Slot]) -> None:
+    def _current(self, slots: Sequence[Slot]) -> None:
         with self._lock:
             wanted = [slot for slot in slots if slot.state is State.STEPPED]
             if not wanted:
                 return
             self._await([slot.index for slot in wanted])
-            batch = {slot.index: slot for slot in wanted}
-            batch.update((slot.index, slot) for slot in self._arrived())
-            self._timed("update", wanted[0].name, lambda: self._apply(list(batch.values())))
+            batch = list(dict.fromkeys([*wanted, *self._arrived()]))
+            self._timed("update", wanted[0].name, lambda: self._apply(batch))
 
-    def _arrived(self) -> Iterator[_Slot]:
+    def _arrived(self) -> Iterator[Slot]:
         """Those that are back as well, in forward order: one call of the optimizer for all."""
         for index, slot in self._stepped.items():
             if not self.exchange.returned(index):
                 return
             yield slot
 
-    def _apply(self, batch: Sequence[_Slot]) -> None:
+    def _apply(self, batch: Sequence[Slot]) -> None:
         for slot in batch:
             del self._stepped[slot.index]
-            self._settle(slot)
+            slot.land()
         with torch.inference_mode(False), torch.no_grad():
-            self._updater.apply([s.parameter for s in batch if s.parameter.grad is not None])
+            self._updater.apply([s.parameter for s in batch if s.gradient is not None])
         for slot in batch:
-            slot.fresh = slot.produced = False
-            if slot.clear:
-                _clear(slot.parameter, slot.clear == "none")
-                slot.clear = ""
+            slot.end_iteration()
 
     def _await(self, indices: Iterable[int]) -> None:
         self.exchange.wait(indices)
@@ -515,18 +428,19 @@ class Session:
         order = self.transport.exchange(mine.encode())[0].decode()
         if order:
             self._gates.learn()
-            self._rebuild(self._named, order.split("\0"))
+            self._rebuild(self._memory.named, order.split("\0"))
 
     def _follow_requires_grad(self) -> None:
         """Collective when something changed: parameters that were frozen, thawed or added."""
         if not self._changed():
             return
         if self._touched:
-            self._complete_round() if self.exchange.round_open else None
+            self._complete_round()
             self._gather()
+        self._current(list(self._stepped.values()))
         named = trainable(self._model, self._optimizer, self._sparse)
         agree(self.transport, "the set of trainable parameters", lambda: facts_of(named))
-        kept = [self._slots[index].name for index in self._layout.order]
+        kept = [self._slots[index].name for index in self._memory.layout.order]
         added = [name for name, _ in named if name not in set(kept)]
         self._rebuild(named, [*kept, *added])
         self._touched = False
@@ -542,7 +456,7 @@ class Session:
     def _survey(self) -> None:
         """Note which of the optimizer's parameters take no part, to see when that changes."""
         self._optimized = _count(self._optimizer)
-        taking_part = {id(p) for _, p in self._named} | {id(p) for p in self._sparse}
+        taking_part = {id(p) for _, p in self._memory.named} | {id(p) for p in self._sparse}
         self._dormant = [
             p
             for group in self._optimizer.param_groups
@@ -552,25 +466,17 @@ class Session:
 
     # -- small things
 
-    @property
-    def _stream(self) -> Any:
-        return getattr(self.transport, "stream", None)
-
     def _fence(self, chunk: Any) -> None:
+        """On CUDA, in the background thread: the chunk waits for the writes of its gradients."""
         for index, _ in chunk.spans:
             event = self._slots[index].event
             if event is not None:
                 self._stream.wait_event(event)
 
-    def _promise(self, slot: _Slot) -> None:
-        stand_in = self._classes.get(slot.cls)
-        if stand_in is None:
-            stand_in = self._classes[slot.cls] = promise.parameter_class(slot.cls, self)
-        slot.parameter.__class__ = stand_in
-
-    def _set_grad(self, parameter: Any, gradient: torch.Tensor | None) -> None:
-        with promise.plainly():
-            parameter.grad = gradient
+    def _stand_in(self, cls: type[Any]) -> type[Any]:
+        if cls not in self._stand_ins:
+            self._stand_ins[cls] = promise.parameter_class(cls, self)
+        return self._stand_ins[cls]
 
     def _timed(self, lane: str, name: str, action: Callable[[], None]) -> None:
         if self._observer is None:
@@ -580,74 +486,6 @@ class Session:
         action()
         self._observer.span(lane, name, begin, time.perf_counter())
 
-    def require_current(self, tensors: Iterable[promise.Promise], function: str) -> None:
-        """For BYTESCHEDULER_CHECK: raise if any of ``tensors`` was used while not current."""
-        for tensor in tensors:
-            slot = self._slot_of.get(id(tensor))
-            if slot is not None and slot.state is State.STEPPED:
-                raise StaleParameterError(
-                    f"{function} used parameter {slot.name!r} in module "
-                    f"{self._gates.current!r} before its update was applied; "
-                    "call optimizer.synchronize() before it"
-                )
-
-
-def trainable(
-    model: nn.Module, optimizer: Optimizer, sparse: Sequence[nn.Parameter]
-) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of ``model`` that ``optimizer`` trains through the flat buffer, by name."""
-    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    wanted -= {id(p) for p in sparse}
-    return [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) in wanted]
-
 
 def _count(optimizer: Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
-def _grad_of(parameter: Any) -> Any:
-    with promise.plainly():
-        return parameter.grad
-
-
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient if gradient.layout is torch.strided else gradient.to_dense()
-
-
-def _clear(parameter: Any, set_to_none: bool) -> None:
-    gradient = parameter.grad
-    if gradient is None:
-        return
-    if set_to_none:
-        parameter.grad = None
-    else:
-        gradient.detach_()
-        gradient.zero_()
-
-
-def _spec(name: str, parameter: torch.Tensor) -> ParameterSpec:
-    return ParameterSpec(
-        name=name,
-        numel=parameter.numel(),
-        itemsize=parameter.element_size(),
-        buffer=f"{parameter.dtype}@{parameter.device}",
-    )
-
-
-def facts_of(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
-    """What ranks must agree on of each parameter."""
-    return {f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in named}
-
-
-def _allocate(layout: Layout, parameters: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    sample = {_spec("", p).buffer: p for p in parameters}
-    return {
-        name: torch.zeros(size, dtype=sample[name].dtype, device=sample[name].device)
-        for name, size in layout.sizes.items()
-    }
-
-
-def _shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A view of ``flat`` with the parameter's shape, and its strides if they are dense."""
-    template = torch.empty_like(parameter, device="meta")  # preserve_format: dense strides
-    return flat.as_strided(parameter.shape, template.stride(), flat.storage_offset())
