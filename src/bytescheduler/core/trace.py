@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from bytescheduler.core.plan import Chunk, Layout, Plan
 
-__all__ = ["Observer", "TraceRecorder"]
+__all__ = ["ComputeLane", "Observer", "TraceRecorder"]
 
 EVENT_LIMIT: Final = 1_000_000  # the newest are kept
 
@@ -42,6 +42,27 @@ class Observer(Protocol):
 
         Times are ``time.perf_counter()`` seconds; ``lane`` is ``compute``, ``wait`` or ``update``.
         """
+
+
+class ComputeLane:
+    """Turns "now this begins" into the spans of the training thread's compute lane."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._name = ""
+        self._since = 0.0
+
+    def begin(self, name: str) -> None:
+        """What ran before ends, and ``name`` begins."""
+        self.end()
+        self._name = name
+        self._since = time.perf_counter()
+
+    def end(self) -> None:
+        """What runs, if anything, ends; the thread waits or does something else."""
+        if self._name:
+            self._observer.span("compute", self._name, self._since, time.perf_counter())
+            self._name = ""
 
 
 class TraceRecorder:

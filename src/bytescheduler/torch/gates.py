@@ -26,14 +26,14 @@ class Gates:
     """Forward pre-hooks on ``model`` and on all modules that own planned parameters.
 
     Args:
-        enter: called with a module's slots before its forward.
+        enter: called with a module's name and slots before its forward.
         enter_root: called before the model's own forward, first of all.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        enter: Callable[[Sequence[Any]], None],
+        enter: Callable[[str, Sequence[Any]], None],
         enter_root: Callable[[], None],
     ) -> None:
         self._model = model
@@ -101,7 +101,7 @@ class Gates:
             self._passed.setdefault(name)
         if name == "":
             self._enter_root()
-        self._enter(self._slots[name])
+        self._enter(name, self._slots[name])
 
 
 class _PreHook:

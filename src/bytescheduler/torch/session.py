@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from bytescheduler.core import Exchange, Settings
 from bytescheduler.core.exchange import Tuner
-from bytescheduler.core.trace import Observer
+from bytescheduler.core.trace import ComputeLane, Observer
 from bytescheduler.exceptions import StaleParameterError
 from bytescheduler.torch import promise
 from bytescheduler.torch.agreement import agree
@@ -80,6 +80,7 @@ class Session:
         self._optimizer = optimizer
         self._updater = Updater(optimizer)
         self._observer = observer
+        self._lane = ComputeLane(observer) if observer is not None else None
         self._tuner = tuner
         self._stream: Any = getattr(transport, "stream", None)
         self._lock = threading.RLock()
@@ -200,6 +201,8 @@ class Session:
         """This iteration exchanges something; in a ``join``, tell those who ran out of data."""
         if not self._touched:
             self._touched = True
+            if self._lane is not None:
+                self._lane.begin("backward")
             if self._joining:
                 self.transport.exchange(ACTIVE)
 
@@ -231,6 +234,8 @@ class Session:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step of the user's optimizer, now or as parameters are needed."""
+        if self._lane is not None:
+            self._lane.end()
         self._follow_requires_grad()
         if closure is not None:
             return self._step_with(closure)
@@ -383,10 +388,14 @@ class Session:
         if not torch.is_grad_enabled():
             self._current(list(self._stepped.values()))
 
-    def _enter(self, slots: Sequence[Slot]) -> None:
+    def _enter(self, module: str, slots: Sequence[Slot]) -> None:
         """A module's forward begins: its parameters must be current."""
+        if self._lane is not None:
+            self._lane.end()
         if self._stepped:
             self._current(slots)
+        if self._lane is not None:
+            self._lane.begin(f"forward {module}")
 
     def _current(self, slots: Sequence[Slot]) -> None:
         with self._lock:
