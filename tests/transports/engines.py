@@ -138,11 +138,29 @@ def kvstore_torch() -> Bench:
     return replace(kvstore(), **TORCH)
 
 
+def byteps() -> Bench:
+    from bytescheduler.transports.byteps import BytePSTransport
+
+    first = BytePSTransport()
+    bench = Bench(
+        rank=first.rank,
+        world_size=first.world_size,
+        open_group=lambda number: BytePSTransport(),
+        many=300,  # BytePS polls: slow where workers and servers share two cores
+        seeds=3,
+        idle_share=None,
+        **TORCH,
+    )
+    first.close()
+    return bench
+
+
 OPENERS: dict[str, Callable[[], Bench]] = {
     "torch": torch,
     "mpi": mpi,
     "mpi-torch": mpi_torch,
     "horovod": horovod,
+    "byteps": byteps,
     "kvstore": kvstore,
     "kvstore-torch": kvstore_torch,
 }

@@ -18,14 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import contract
-import pytest
-
 import engines
+import pytest
 import worker
+
 from bytescheduler.transports.fake import FakeNetwork
 
 HERE = Path(__file__).resolve().parent
 WORKER = HERE / "worker.py"
+SCRIPTS = HERE.parents[1] / "scripts"
 SOURCE = HERE.parents[1] / "src"
 
 Command = list[str]
@@ -49,6 +50,7 @@ class Engine:
         opener: name in ``engines.OPENERS``.
         launch: starts the ranks with ``worker.py`` and these arguments.
         needs: modules and programs without which it is skipped.
+        notices_leaving: a rank that closes while others go on makes them fail.
         launcher_ends_job: a dead rank makes the launcher end all others, before they notice.
     """
 
@@ -59,6 +61,7 @@ class Engine:
     needs: tuple[str, ...] = ()
     needs_program: str | None = None
     launcher_ends_job: bool = False
+    notices_leaving: bool = True
     limit: float = 150.0  # seconds for all checks together
     ready: Callable[[], str | None] = field(default=lambda: None)
 
@@ -236,6 +239,28 @@ def parameter_servers(
         return run_processes(ranks, folder, limit)
 
 
+def byteps(arguments: Sequence[str], folder: Path, world_size: int, limit: float) -> Ended:
+    """Scheduler, server and workers, each worker in a mount namespace of its own."""
+    command = [
+        sys.executable, str(SCRIPTS / "run_byteps.py"), "--workers", str(world_size),
+        "--timeout", str(limit), "--", sys.executable, str(WORKER), *arguments,
+    ]  # fmt: skip
+    return run_processes([(command, environment())], folder, limit + 20)
+
+
+def why_no_byteps() -> str | None:
+    script = importlib.util.spec_from_file_location("run_byteps", SCRIPTS / "run_byteps.py")
+    assert script is not None
+    assert script.loader is not None
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        module = importlib.util.module_from_spec(script)
+        script.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(SCRIPTS))
+    return module.why_not()
+
+
 ENGINES: tuple[Engine, ...] = (
     Engine(name="fake", opener="fake", launch=threads, world_size=3),
     Engine(name="fake-alone", opener="fake", launch=threads, world_size=1),
@@ -284,5 +309,14 @@ ENGINES: tuple[Engine, ...] = (
         needs=("horovod", "torch", "mpi4py"),
         needs_program="mpirun",
         launcher_ends_job=True,
+    ),
+    Engine(
+        name="byteps",
+        opener="byteps",
+        launch=byteps,
+        needs=("torch",),
+        ready=why_no_byteps,
+        launcher_ends_job=True,
+        notices_leaving=False,
     ),
 )

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import contract
-from contract import Bench
-
 import engines
+from contract import Bench
 
 BEGUN = "begun, and never ended"
 

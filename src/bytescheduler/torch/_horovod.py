@@ -61,7 +61,7 @@ def _refuse_other_results(wrapped: Any) -> None:
 
 
 def _as_base_class(optimizer: Optimizer) -> Optimizer:
-    base = type(optimizer).__mro__[1]
+    base: Any = type(optimizer).__mro__[1]
     plain: Optimizer = base.__new__(base)
     own = {"_compression", "_parameter_names", "_allreduce_delay", "_handles", "_grad_accs"}
     own |= {"_requires_update", "_synchronized", "_should_synchronize", "_groups", "_p_to_group"}

@@ -4,10 +4,9 @@ Chunks are asynchronous in-place all-reduces under names that stay the same from
 that Horovod's response cache negotiates them by one bit each. Horovod accepts any order on any
 rank; the leader's order is followed all the same, and only the leader holds a credit.
 
-Announcements are broadcasts with fixed names, which the other ranks post in advance: a few slots
-used in turn, each carrying whatever has gathered since. No socket of ours, and no negotiation
-beyond Horovod's own cycle. Since Horovod warns of tensors that only some ranks have submitted,
-rank 0 sends an empty announcement when nothing was said for a while.
+Announcements are broadcasts that the other ranks post in advance (see ``_announcements``): no
+socket of ours, and no negotiation beyond Horovod's own cycle. Since Horovod warns of tensors that
+only some ranks have submitted, rank 0 sends an empty one when nothing was said for a while.
 
 Horovod has no completion callback; see ``_polling``. Its background loop wakes once per
 HOROVOD_CYCLE_TIME (1 ms by default), which is the least time that a chunk or an announcement
@@ -18,10 +17,8 @@ the script called ``hvd.init()`` before, Horovod's own settings hold (docs/horov
 from __future__ import annotations
 
 import os
-import queue
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -33,9 +30,17 @@ from bytescheduler.exceptions import (
     TransportClosedError,
     TransportError,
 )
+from bytescheduler.transports._announcements import (
+    SLOT_SIZE,
+    SLOTS,
+    Channel,
+    Posted,
+    Receiver,
+    Sender,
+)
 from bytescheduler.transports._buffers import dtype_name
 from bytescheduler.transports._polling import Poller
-from bytescheduler.transports.base import MESSAGE_LIMIT, Done, Transport
+from bytescheduler.transports.base import Done, Transport
 
 __all__ = ["DEFAULTS", "HorovodTransport"]
 
@@ -46,10 +51,7 @@ DEFAULTS: Final = {
 }
 """Environment variables for ``hvd.init()``, where the user has not set them."""
 
-SLOTS: Final = 2  # announcements in flight
-SLOT_SIZE: Final = 8 * (MESSAGE_LIMIT + 1)  # integers
 HEARTBEAT: Final = 20.0  # seconds; Horovod warns after 60
-FLUSH_TIMEOUT: Final = 5.0  # seconds
 
 _numbers = count()  # of the transports of this process; equal on all ranks
 
@@ -89,9 +91,11 @@ class HorovodTransport(Transport):
         self._closed = False
         self._lock = threading.Lock()
         self._poller = Poller(f"bytescheduler-{self.rank}-horovod")
-        self._channel: _Sender | _Receiver | None = None
-        if self.world_size > 1:
-            self._channel = (_Sender if self.rank == 0 else _Receiver)(self._post, self._poller)
+        self._channel: Channel | None = None
+        if self.world_size > 1 and self.rank == 0:
+            self._channel = Sender(self._post, self._poller, window=SLOTS, heartbeat=HEARTBEAT)
+        elif self.world_size > 1:
+            self._channel = Receiver(self._post, self._poller, window=SLOTS)
 
     def prepare(self, index: int, buffer: Any) -> _Handle:
         stage = buffer.float() if dtype_name(buffer) == "bfloat16" else None
@@ -117,11 +121,11 @@ class HorovodTransport(Transport):
         self._poller.add(poll, done)
 
     def announce(self, message: Sequence[int]) -> None:
-        if isinstance(self._channel, _Sender):
+        if isinstance(self._channel, Sender):
             self._channel.send(message)
 
     def receive(self) -> Sequence[int]:
-        if not isinstance(self._channel, _Receiver):
+        if not isinstance(self._channel, Receiver):
             raise TransportError("rank 0 announces; the others receive")
         return self._channel.receive()
 
@@ -162,156 +166,20 @@ class HorovodTransport(Transport):
         name = f"{self._prefix}.{what}"
         return self._hvd.allgather(tensor, name=name, process_set=self._set)
 
-    def _post(self, slot: int, content: Any) -> Callable[[], bool]:
-        """Submit the broadcast of ``slot``; return how to ask whether it is finished."""
+    def _post(self, slot: int, message: Sequence[int]) -> Posted:
+        torch: Any = require("torch", extra="horovod")
+        content = torch.zeros(SLOT_SIZE, dtype=torch.int64)
+        content[: len(message)] = torch.tensor(message, dtype=torch.int64)
         ticket = self._hvd.broadcast_async_(
             content, self._root, name=f"{self._prefix}.order.{slot}", process_set=self._set
         )
-        return lambda: self._finished(ticket)
+        return Posted(lambda: self._finished(ticket), content.tolist)
 
     def _finished(self, ticket: int) -> bool:
         if not self._hvd.poll(ticket):
             return False
         self._hvd.synchronize(ticket)  # returns at once; raises what went wrong
         return True
-
-
-_Post = Callable[[int, Any], Callable[[], bool]]
-
-
-class _Sender:
-    """Rank 0's side of the announcements: gathers messages, sends them slot by slot."""
-
-    def __init__(self, post: _Post, poller: Poller) -> None:
-        self._post = post
-        self._poller = poller
-        self._condition = threading.Condition()
-        self._backlog: deque[Sequence[int]] = deque()
-        self._next = 0  # slot
-        self._busy = 0  # slots
-        self._error: BaseException | None = None
-        self._closing = False
-        self._heart = threading.Thread(
-            target=self._keep_beating, name="bytescheduler-0-heartbeat", daemon=True
-        )
-        self._heart.start()
-
-    def send(self, message: Sequence[int]) -> None:
-        with self._condition:
-            if self._error is not None:
-                raise self._error
-            self._backlog.append(tuple(message))
-            self._pump()
-            self._condition.notify_all()
-
-    def close(self) -> None:
-        """Send what is left and an empty message per slot, which the others have posted."""
-        with self._condition:
-            self._closing = True
-            self._condition.notify_all()
-            self._flush()
-            for _ in range(SLOTS):
-                self._submit()
-            self._flush()
-        self._heart.join()
-
-    def _flush(self) -> None:
-        def flushed() -> bool:
-            return self._error is not None or not (self._backlog or self._busy)
-
-        self._condition.wait_for(flushed, FLUSH_TIMEOUT)
-
-    def _pump(self) -> None:
-        while self._backlog and self._busy < SLOTS and self._error is None:
-            self._submit()
-
-    def _submit(self) -> None:
-        torch: Any = require("torch", extra="horovod")
-        content = torch.zeros(SLOT_SIZE, dtype=torch.int64)
-        packed = _pack(self._backlog)
-        content[: len(packed)] = torch.tensor(packed, dtype=torch.int64)
-        slot, self._next = self._next, (self._next + 1) % SLOTS
-        self._busy += 1
-        try:
-            self._poller.add(self._post(slot, content), self._sent)
-        except Exception as error:  # Horovod has shut down: nothing is sent any more
-            self._error = error
-
-    def _sent(self, error: BaseException | None) -> None:
-        with self._condition:
-            self._busy -= 1
-            self._error = self._error or error
-            self._pump()
-            self._condition.notify_all()
-
-    def _keep_beating(self) -> None:
-        with self._condition:
-            while not self._closing:
-                spoken = self._condition.wait(HEARTBEAT)
-                if not spoken and not self._busy and self._error is None:
-                    for _ in range(SLOTS):
-                        self._submit()
-
-
-class _Receiver:
-    """The others' side: a broadcast is posted for every slot, ahead of its use."""
-
-    def __init__(self, post: _Post, poller: Poller) -> None:
-        self._post = post
-        self._poller = poller
-        self._inbox: queue.SimpleQueue[Sequence[int] | BaseException] = queue.SimpleQueue()
-        self._posted: deque[tuple[Any, Callable[[], bool]]] = deque()
-        for slot in range(SLOTS):
-            self._expect(slot)
-        self._listen(0)
-
-    def receive(self) -> Sequence[int]:
-        message = self._inbox.get()
-        if isinstance(message, BaseException):
-            self._inbox.put(message)  # for whoever asks again
-            raise message
-        return message
-
-    def close(self) -> None:
-        """Wake ``receive``; rank 0's last messages still find a posted broadcast in each slot."""
-        self._inbox.put(TransportClosedError("the transport was closed"))
-
-    def _expect(self, slot: int) -> None:
-        torch: Any = require("torch", extra="horovod")
-        content = torch.zeros(SLOT_SIZE, dtype=torch.int64)
-        self._posted.append((content, self._post(slot, content)))
-
-    def _listen(self, slot: int) -> None:
-        content, poll = self._posted.popleft()
-
-        def done(error: BaseException | None) -> None:
-            if error is not None:
-                self._inbox.put(error)
-                return
-            self._expect(slot)
-            for message in _unpack(content.tolist()):
-                self._inbox.put(message)
-            self._listen((slot + 1) % SLOTS)
-
-        self._poller.add(poll, done)
-
-
-def _pack(backlog: deque[Sequence[int]]) -> list[int]:
-    """Take as many messages from ``backlog`` as a slot holds: each its length, then itself."""
-    packed: list[int] = []
-    while backlog and len(packed) + 1 + len(backlog[0]) <= SLOT_SIZE:
-        message = backlog.popleft()
-        packed += [len(message), *message]
-    return packed
-
-
-def _unpack(content: Sequence[int]) -> list[Sequence[int]]:
-    messages: list[Sequence[int]] = []
-    position = 0
-    while position < len(content) and (size := content[position]):
-        messages.append(content[position + 1 : position + 1 + size])
-        position += 1 + size
-    return messages
 
 
 def _refuse_elastic() -> None:

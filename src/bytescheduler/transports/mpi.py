@@ -10,7 +10,7 @@ progress only inside its calls; see ``_polling`` for how that is done without a 
 
 MPI cannot tell that a peer has ended its work: a rank that closes therefore says up to which chunk
 it took part, and whatever lies beyond fails on the others at once, with that rank's number. A rank
-that is killed is the launcher's matter: ``mpirun`` ends the job and names it. The two duplicates are
+that is killed is the launcher's matter: ``mpirun`` ends the job and names it. Duplicates are
 never freed: MPI would give their number to the next one, which a late farewell would then reach.
 
 MPI has no 16-bit floats. Both kinds are summed by operators of our own, in single precision and
@@ -86,8 +86,8 @@ class MpiTransport(Transport):
                 "'multiple' before mpi4py.MPI is imported, or use an MPI that was built with it"
             )
         base = self._mpi.COMM_WORLD if comm is None else comm
-        self._chunks, self._control = base.Dup(), base.Dup()
-        for duplicate in (self._chunks, self._control):
+        self._chunks, self._control, self._state = base.Dup(), base.Dup(), base.Dup()
+        for duplicate in (self._chunks, self._control, self._state):
             duplicate.Set_errhandler(self._mpi.ERRORS_RETURN)
         self.rank = self._chunks.Get_rank()
         self.world_size = self._chunks.Get_size()
@@ -131,11 +131,11 @@ class MpiTransport(Transport):
         return message
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        return self._chunks.allgather(payload)
+        return self._state.allgather(payload)
 
     def broadcast(self, buffer: Any) -> None:
         array = as_array(buffer, engine="mpi")
-        self._chunks.Bcast([array.view(np.uint8), self._mpi.BYTE], root=0)
+        self._state.Bcast([array.view(np.uint8), self._mpi.BYTE], root=0)
 
     def close(self) -> None:
         with self._lock:
