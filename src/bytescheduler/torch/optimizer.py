@@ -20,6 +20,7 @@ from bytescheduler.core import Settings, TraceRecorder, resolve_settings
 from bytescheduler.core.config import ENV_CHECK
 from bytescheduler.core.exchange import Tuner
 from bytescheduler.exceptions import ConfigurationError, UsageError
+from bytescheduler.torch._horovod import unwrap_horovod
 from bytescheduler.torch.agreement import agree, broadcast_optimizer_state, broadcast_tensors
 from bytescheduler.torch.check import CheckMode
 from bytescheduler.torch.session import Session
@@ -29,6 +30,11 @@ from bytescheduler.transports.base import Transport
 __all__ = ["ScheduledOptimizer"]
 
 _wrapped: weakref.WeakKeyDictionary[Optimizer, weakref.ref[ScheduledOptimizer]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+_wrappers: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[ScheduledOptimizer]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -44,7 +50,8 @@ class ScheduledOptimizer(Optimizer):
     optimizer whose parameters depend on each other make ``step()`` wait for everything.
 
     Args:
-        optimizer: any ``torch.optim.Optimizer`` over parameters of ``model``.
+        optimizer: any ``torch.optim.Optimizer`` over parameters of ``model``; one that
+            ``hvd.DistributedOptimizer`` wrapped is taken over.
         model: the module whose forward and backward are run; not wrapped in
             DistributedDataParallel. Parameters and buffers are broadcast from rank 0, and
             optimizer state if rank 0 has any.
@@ -88,9 +95,10 @@ class ScheduledOptimizer(Optimizer):
         _refuse_what_is_wrapped(optimizer, model)
         end = _open(transport, group)
         try:
-            sparse = _sparse_parameters(model)
+            optimizer = unwrap_horovod(optimizer) or optimizer
+            sparse = _sparse_parameters(model, optimizer)
             named = _agreed(end, optimizer, model, settings, sparse)
-            _retire_predecessor(model)
+            _retire_predecessors(model, optimizer)
             broadcast_tensors(end, [*model.parameters(), *model.buffers()])
             broadcast_optimizer_state(end, optimizer)
             recorder = settings.trace and TraceRecorder(settings.trace, end.rank, end.world_size)
@@ -115,7 +123,7 @@ class ScheduledOptimizer(Optimizer):
             self._check.__enter__()
         self._finalizer = weakref.finalize(self, _end, self._session, self._recorder, os.getpid())
         _wrapped[optimizer] = weakref.ref(self)
-        _sessions[model] = weakref.ref(self)
+        _wrappers.setdefault(model, weakref.WeakSet()).add(self)
 
     # -- the optimizer's interface
 
@@ -268,11 +276,6 @@ class ScheduledOptimizer(Optimizer):
         return self._session
 
 
-_sessions: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ScheduledOptimizer]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
 def _refuse_what_is_wrapped(optimizer: Any, model: Any) -> None:
     if isinstance(optimizer, ScheduledOptimizer):
         raise UsageError(
@@ -370,17 +373,22 @@ def _check_fit(optimizer: Optimizer, model: nn.Module) -> None:
             )
 
 
-def _sparse_parameters(model: nn.Module) -> list[Any]:
+def _sparse_parameters(model: nn.Module, optimizer: Optimizer) -> list[Any]:
+    optimized = _ids(optimizer)
     tables = (m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
-    return list(dict.fromkeys(m.weight for m in tables if m.sparse and m.weight.requires_grad))
+    found = dict.fromkeys(m.weight for m in tables if m.sparse and m.weight.requires_grad)
+    return [weight for weight in found if id(weight) in optimized]
 
 
-def _retire_predecessor(model: nn.Module) -> None:
-    """Wrapping the same model again (a new optimizer per epoch) ends the earlier wrapper."""
-    previous = _sessions.pop(model, None)
-    wrapper = previous() if previous is not None else None
-    if wrapper is not None:
-        wrapper.unwrap()
+def _retire_predecessors(model: nn.Module, optimizer: Optimizer) -> None:
+    """Wrapping the same parameters again (a new optimizer per epoch) ends the earlier wrapper."""
+    for wrapper in list(_wrappers.get(model, ())):
+        if not _ids(wrapper).isdisjoint(_ids(optimizer)):
+            wrapper.unwrap()
+
+
+def _ids(optimizer: Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 def _tuner(

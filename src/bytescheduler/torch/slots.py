@@ -193,6 +193,12 @@ def _spec(name: str, parameter: torch.Tensor) -> ParameterSpec:
 
 
 def _shaped(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A view of ``flat`` with the parameter's shape, and its strides if they are dense."""
+    """The memory of ``flat`` in the parameter's shape, with its strides if they are dense.
+
+    Not a view in autograd's sense: users detach gradients in place.
+    """
     template = torch.empty_like(parameter, device="meta")  # preserve_format: dense strides
-    return flat.as_strided(parameter.shape, template.stride(), flat.storage_offset())
+    memory = torch.empty(0, dtype=flat.dtype, device=flat.device)
+    return memory.set_(
+        flat.untyped_storage(), flat.storage_offset(), parameter.shape, template.stride()
+    )
