@@ -1,0 +1,107 @@
+"""However a rank ends, the others end too, within seconds, and say who was lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ranks import free_port
+
+pytestmark = pytest.mark.multiprocess
+WORKER = Path(__file__).with_name("failing_worker.py")
+START = 90.0  # seconds to import PyTorch on a busy machine
+STOP = 10.0  # seconds that the others may take
+
+
+class Job:
+    """Ranks as plain processes, without a launcher that would kill the rest by itself."""
+
+    def __init__(self, world_size: int, *arguments: str) -> None:
+        port = str(free_port())
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), *arguments],
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(world_size),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world_size)
+        ]
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self.ranks:
+            rank.kill()
+            rank.communicate()
+
+    def wait_until_training(self) -> None:
+        for rank in self.ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline().strip() == "trains"
+
+    def end(self, rank: int, timeout: float) -> tuple[int, str, str]:
+        out, err = self.ranks[rank].communicate(timeout=timeout)
+        return self.ranks[rank].returncode, out, err
+
+
+def survivors_end(job: Job, lost: int) -> list[str]:
+    """Wait for the lost rank, then for the others, within their time; return their errors."""
+    job.ranks[lost].wait(START)
+    limit = time.monotonic() + STOP
+    errors = []
+    for rank in range(len(job.ranks)):
+        if rank != lost:
+            code, _, err = job.end(rank, max(0.1, limit - time.monotonic()))
+            assert code != 0
+            errors.append(err)
+    return errors
+
+
+@pytest.mark.parametrize("how", ["kill", "kill-later", "raise", "leave"])
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_the_others_stop_and_name_who_is_gone(how, lost):
+    with Job(3, how, str(lost)) as job:
+        job.wait_until_training()
+        for error in survivors_end(job, lost):
+            assert "PeerLostError" in error
+            assert f"rank {lost}" in error.split("PeerLostError")[-1]
+
+
+def test_ctrl_c_ends_every_rank():
+    with Job(2, "interrupt", "1") as job:
+        job.wait_until_training()
+        (error,) = survivors_end(job, 1)
+        assert "PeerLostError" in error
+        assert "KeyboardInterrupt" in job.end(1, STOP)[2]
+
+
+def test_a_signal_from_the_terminal_reaches_all_and_all_end():
+    with Job(2, "forever") as job:
+        job.wait_until_training()
+        for rank in job.ranks:
+            rank.send_signal(signal.SIGINT)
+        for rank in range(2):
+            assert job.end(rank, STOP)[0] != 0
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_interpreter_exits_by_itself_without_a_call_before(first):
+    with Job(2, "finish", str(first)) as job:
+        for rank in range(2):
+            code, out, err = job.end(rank, START)
+            assert (code, err) == (0, ""), err
+            assert "threads" in out
