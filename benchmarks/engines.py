@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import count
 
 from benchmarks.network import Host
 from benchmarks.pool import Pool, helper, pool
@@ -12,6 +14,7 @@ from benchmarks.pool import Pool, helper, pool
 PORT = 29500
 WORKER = ("-m", "benchmarks.worker")
 Variables = dict[str, str]
+_ports = count(PORT + 1)  # several jobs of parameter servers may meet on the hub
 
 
 @contextmanager
@@ -80,7 +83,7 @@ def _parameter_server(
     """MXNet's parameter servers: a scheduler on the hub, a server beside every worker."""
     shared = {
         "DMLC_PS_ROOT_URI": hub.address,
-        "DMLC_PS_ROOT_PORT": str(PORT + len(environment)),
+        "DMLC_PS_ROOT_PORT": str(next(_ports)),
         "DMLC_NUM_WORKER": str(len(hosts)),
         "DMLC_NUM_SERVER": str(len(hosts)),
     }
@@ -100,8 +103,28 @@ def _role(role: str, host: Host) -> Variables:
     }
 
 
+def _tensorflow(
+    stack: ExitStack, hub: Host, hosts: Sequence[Host], environment: Mapping[str, str]
+) -> Prepared:
+    """``TF_CONFIG``, as TensorFlow's own multi-worker training wants it."""
+    first = _free_port(hub)
+    workers = [f"{host.address}:{first + rank}" for rank, host in enumerate(hosts)]
+    each = [
+        {
+            "TF_CONFIG": json.dumps(
+                {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+            )
+        }
+        for rank in range(len(hosts))
+    ]
+    return {"TF_CPP_MIN_LOG_LEVEL": "2"}, each
+
+
 _ENGINES: dict[str, Prepare] = {
     "gloo": _gloo,
     "horovod": _horovod,
     "kvstore": _parameter_server,
+    "servers": _parameter_server,
+    "tensorflow": _tensorflow,
+    "mirrored": _tensorflow,
 }

@@ -76,10 +76,32 @@ def _join_kvstore() -> None:
     store()
 
 
+def _join_servers() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _join_tensorflow() -> None:
+    import bytescheduler.tensorflow  # declares the cluster
+    from benchmarks.systems.tensorflow import limit_threads
+
+    limit_threads()
+
+
+def _join_mirrored() -> None:
+    from benchmarks.systems.tensorflow import strategy
+
+    strategy()
+
+
 _JOIN: dict[str, Callable[[], None]] = {
     "gloo": _join_gloo,
     "horovod": _join_horovod,
     "kvstore": _join_kvstore,
+    "servers": _join_servers,
+    "tensorflow": _join_tensorflow,
+    "mirrored": _join_mirrored,
 }
 
 

@@ -11,6 +11,7 @@ from benchmarks.systems.kvstore import KVStoreSystem, P3System
 from benchmarks.systems.ours import AutoSystem, BarrierSystem, FifoSystem, PrioritySystem
 from benchmarks.systems.ours_ps import PrioritySystemOverServers
 from benchmarks.systems.reference import ComputeAlone, ExchangeAlone
+from benchmarks.systems.tensorflow import MirroredSystem, ScheduledKerasSystem
 
 SYSTEMS: dict[str, System] = {
     system.name: system
@@ -26,12 +27,23 @@ SYSTEMS: dict[str, System] = {
         KVStoreSystem(),
         P3System(),
         PrioritySystemOverServers(),
+        MirroredSystem(),
+        ScheduledKerasSystem(),
     )
 }
 REFERENCES: dict[str, System] = {
     system.name: system for system in (ComputeAlone(), ExchangeAlone())
 }
-OURS = frozenset({"fifo", "barrier", "bytescheduler", "bytescheduler-auto", "bytescheduler-ps"})
+OURS = frozenset(
+    {
+        "fifo",
+        "barrier",
+        "bytescheduler",
+        "bytescheduler-auto",
+        "bytescheduler-ps",
+        "bytescheduler-tf",
+    }
+)
 """Everything else is a peer."""
 
 

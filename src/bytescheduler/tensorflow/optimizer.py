@@ -294,9 +294,7 @@ class _Adapter:
         present, averages = self._collect(self._end_and_collect, everything)
         averages = [
             tf.reshape(average, variable.shape) if index in gradients else average
-            for index, (average, variable) in enumerate(
-                zip(averages, self._variables, strict=True)
-            )
+            for index, (average, variable) in enumerate(zip(averages, self._variables, strict=True))
         ]
         here = sorted(gradients)
         elsewhere = [index for index in everything if index not in gradients]

@@ -60,7 +60,9 @@ def is_separable(optimizer: Any, variables: Sequence[Any]) -> bool:
     kind = type(optimizer)
     return (
         not optimizer.global_clipnorm
-        and all(getattr(kind, name) is getattr(keras.optimizers.Optimizer, name) for name in PIPELINE)
+        and all(
+            getattr(kind, name) is getattr(keras.optimizers.Optimizer, name) for name in PIPELINE
+        )
         and not any(variable.overwrite_with_gradient for variable in variables)
     )
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.backend.common.variables import AutocastScope
 from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.control_flow_v2_func_graphs import CondBranchFuncGraph
@@ -39,6 +39,7 @@ __all__ = [
 
 
 ITERATOR_OPS: Final = ("IteratorGetNext", "IteratorGetNextSync")
+AUTOCAST: Final = "autocast_scope"
 HANDLES: Final = (tf.resource, tf.variant)
 
 
@@ -121,8 +122,13 @@ class Traces:
 @contextmanager
 def outside_the_model() -> Iterator[None]:
     """Run operations that are no part of the forward: not differentiated, not autocast."""
-    with record.stop_recording(), AutocastScope(None):
-        yield
+    scope = global_state.get_global_attribute(AUTOCAST)
+    global_state.set_global_attribute(AUTOCAST, None)  # AutocastScope(None) would mean float32
+    try:
+        with record.stop_recording():
+            yield
+    finally:
+        global_state.set_global_attribute(AUTOCAST, scope)
 
 
 @contextmanager

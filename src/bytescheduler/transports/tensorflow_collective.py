@@ -226,6 +226,8 @@ class TensorFlowTransport(Transport):
         neighbours = sorted({0, (self.rank + 1) % self.world_size} - {self.rank})
         while not self._closed.wait(HEALTH_INTERVAL):
             gone = self._dead(neighbours)
+            if gone and not self._closed.wait(HEALTH_INTERVAL):
+                gone = self._dead(gone)  # a machine that was suspended deserves a second question
             if gone and not self._closed.is_set():
                 self._lost = gone
                 self._calls.abort(f"rank {self.rank} lost contact with rank {gone[0]}")
