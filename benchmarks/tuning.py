@@ -38,11 +38,11 @@ __all__ = ["Cell", "SimulatedJob", "Tuned", "grid_search", "picked", "random_sea
 SAMPLES = 15
 BALANCES = (0.25, 0.5, 1.0, 2.0, 4.0)
 SEEDS = 5
-COMPUTE_S = 0.6
+COMPUTE_S = 0.15
 SCALE = 32  # sizes are divided by it, as in the lab
-OVERHEAD_S = 150e-6  # host time to start a chunk
-ANNOUNCEMENT_S = 200e-6
-LATENCY_S = 100e-6
+OVERHEAD_S = 300e-6  # host time to start a chunk
+ANNOUNCEMENT_S = 300e-6
+LATENCY_S = 200e-6
 OUTLIER_SHARE = 0.01
 
 
@@ -174,7 +174,7 @@ def grid_search(job: SimulatedJob, budget: int = SAMPLES) -> Settings:
 def _best_measured(job: SimulatedJob, settings: Sequence[Settings]) -> Settings:
     samples: list[Sample] = []
     for item in settings:
-        best = min((sample.seconds for sample in samples), default=float("inf"))
+        best = min(samples, key=lambda sample: sample.seconds, default=None)
         times = [job.measure(item)]
         while not enough(item, times, best):
             times.append(job.measure(item))

@@ -38,7 +38,7 @@ def make_tuner(
 
     Args:
         settings: the user's.
-        signature: digest of names, shapes and dtypes of the parameters.
+        signature: names, shapes and dtypes of the parameters.
         world_size: number of ranks; with one there is nothing to tune.
         engine: name of the transport.
         device: kind of device, e.g. ``cpu`` or ``cuda NVIDIA H100``.

@@ -31,6 +31,7 @@ needed), bandits over a fixed list (need more samples as sizes interact with the
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
@@ -127,7 +128,7 @@ class AutoTuner:
         """A tuner that starts with what the user's cache knows, and keeps what it finds there.
 
         Args:
-            signature: digest of names, shapes and dtypes of the parameters.
+            signature: names, shapes and dtypes of the parameters.
             world_size: number of ranks.
             engine: name of the transport.
             device: kind of device, e.g. ``cpu`` or ``cuda NVIDIA H100``.
@@ -138,7 +139,7 @@ class AutoTuner:
         """
         store = Cache() if cache is None else cache
         key = JobKey(
-            signature=signature,
+            signature=hashlib.sha256(signature.encode()).hexdigest(),
             world_size=world_size,
             engine=engine,
             device=device,
@@ -204,13 +205,10 @@ class AutoTuner:
         """Where the most improvement is expected; None where hardly any is."""
         measured = self._measured()
         seconds = np.log([sample.seconds for sample in measured])
-        process = fit(
-            np.array([features(sample.settings) for sample in measured]),
-            seconds,
-            np.array([sample.error for sample in measured]),
-        )
-        mean, deviation = process.posterior(self._features)
-        gain = expected_improvement(mean, deviation, float(np.min(seconds)))
+        points = np.array([features(sample.settings) for sample in measured])
+        process = fit(points, seconds, np.array([sample.error for sample in measured]))
+        best = float(np.min(process.posterior(points)[0]))  # the least measured may be luck
+        gain = expected_improvement(*process.posterior(self._features), best)
         known = {sample.settings for sample in measured}
         gain[[settings in known for settings in self._candidates]] = 0.0
         index = int(np.argmax(gain))
@@ -271,7 +269,7 @@ class AutoTuner:
         """Switch, let it settle, measure; ``iterations`` of them or as many as it takes."""
         self._switch(settings)
         yield from self._skip(WARM_UP)
-        best = min((sample.seconds for sample in self.samples), default=float("inf"))
+        best = min(self.samples, key=lambda sample: sample.seconds, default=None)
         times: list[float] = []
         while len(times) < (iterations or 1) or not (iterations or enough(settings, times, best)):
             times.append((yield from self._iteration()))

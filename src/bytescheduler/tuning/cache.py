@@ -35,7 +35,7 @@ class JobKey:
     """What the best settings depend on.
 
     Attributes:
-        signature: names, shapes and dtypes of the model's parameters, in short.
+        signature: digest of names, shapes and dtypes of the model's parameters.
         world_size: number of ranks.
         engine: name of the transport.
         device: kind of device, and its name where it has one.

@@ -21,7 +21,8 @@ __all__ = ["Sample", "enough", "pooled", "summarise"]
 MIN_ITERATIONS: Final = 4
 MAX_ITERATIONS: Final = 16
 GOOD_ERROR: Final = 0.005  # standard error that a sample aims for, relative
-CLEARLY_BAD: Final = 1.25  # times the best: two iterations beyond it end a sample
+CLEARLY_BAD: Final = 0.25  # slower than the best, relative: two such iterations end a sample
+NOISE_FACTOR: Final = 4.0  # or this many times the best one's spread, where that is more
 NORMAL_FROM_MAD: Final = 1.4826
 MEDIAN_EFFICIENCY: Final = 1.2533  # standard error of a median over that of a mean
 MIN_ERROR: Final = 0.001
@@ -35,12 +36,14 @@ class Sample:
         settings: what was in force.
         seconds: median iteration time.
         error: standard error of ``seconds``, relative to it.
+        spread: deviation of one iteration, relative to ``seconds``.
         times: the iterations that it comes from.
     """
 
     settings: Settings
     seconds: float
     error: float
+    spread: float
     times: tuple[float, ...]
 
 
@@ -51,7 +54,7 @@ def summarise(settings: Settings, times: Sequence[float]) -> Sample:
     # Few values say little about their own spread.
     spread = max(spread, 0.02 if len(times) < MIN_ITERATIONS else 0.0)
     error = max(MEDIAN_EFFICIENCY * spread / math.sqrt(len(times)), MIN_ERROR)
-    return Sample(settings=settings, seconds=middle, error=error, times=tuple(times))
+    return Sample(settings=settings, seconds=middle, error=error, spread=spread, times=tuple(times))
 
 
 def pooled(samples: Sequence[Sample]) -> Sample:
@@ -59,10 +62,12 @@ def pooled(samples: Sequence[Sample]) -> Sample:
     return summarise(samples[0].settings, [value for item in samples for value in item.times])
 
 
-def enough(settings: Settings, times: Sequence[float], best: float) -> bool:
-    """Whether to stop measuring; ``best`` is the shortest iteration known, in seconds."""
-    if len(times) >= 2 and min(times) > CLEARLY_BAD * best:
-        return True
+def enough(settings: Settings, times: Sequence[float], best: Sample | None) -> bool:
+    """Whether to stop measuring; ``best`` is the fastest sample so far."""
+    if best is not None and len(times) >= 2:
+        slower = 1.0 + max(CLEARLY_BAD, NOISE_FACTOR * best.spread)
+        if min(times) > slower * best.seconds:
+            return True
     if len(times) < MIN_ITERATIONS:
         return False
     return len(times) >= MAX_ITERATIONS or summarise(settings, times).error <= GOOD_ERROR
