@@ -9,6 +9,7 @@ that Horovod's hooks end with them. No method of Horovod's is replaced.
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 from torch.optim import Optimizer
@@ -68,6 +69,8 @@ def _as_base_class(optimizer: Optimizer) -> Optimizer:
     own |= {"_group_counts", "backward_passes_per_step", "op", "gradient_predivide_factor"}
     own |= {"sparse_as_dense", "process_set"}
     plain.__dict__.update({k: v for k, v in vars(optimizer).items() if k not in own})
+    # Scripts that clip call this between synchronize() and step(); there is nothing to skip here.
+    plain.__dict__["skip_synchronize"] = nullcontext
     return plain
 
 

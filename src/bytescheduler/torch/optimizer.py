@@ -62,6 +62,8 @@ class ScheduledOptimizer(Optimizer):
         transport: name of an engine (``"torch"``, ``"horovod"``, ``"kvstore"``, ``"mpi"``,
             ``"byteps"``) or a ``Transport``.
         sync_buffers: keep module buffers equal to rank 0's, as DistributedDataParallel does.
+        separable: say True of an optimizer that is not from ``torch.optim`` and treats each
+            parameter by itself: updates then need not wait for each other.
         trace: path of a timeline to write when the session ends.
 
     Keyword arguments come before ``BYTESCHEDULER_*`` environment variables.
@@ -87,6 +89,7 @@ class ScheduledOptimizer(Optimizer):
         mode: str | None = None,
         transport: str | Transport = "torch",
         sync_buffers: bool = True,
+        separable: bool | None = None,
         trace: str | None = None,
     ) -> None:
         settings = resolve_settings(
@@ -111,6 +114,7 @@ class ScheduledOptimizer(Optimizer):
                 end,
                 settings,
                 sync_buffers=sync_buffers,
+                separable=separable,
                 observer=self._recorder,
                 tuner=_tuner(end, settings, named),
             )

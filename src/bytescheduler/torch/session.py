@@ -72,13 +72,14 @@ class Session:
         settings: Settings,
         *,
         sync_buffers: bool = True,
+        separable: bool | None = None,
         observer: Observer | None = None,
         tuner: Tuner | None = None,
     ) -> None:
         self.transport = transport
         self._model = model
         self._optimizer = optimizer
-        self._updater = Updater(optimizer)
+        self._updater = Updater(optimizer, separable)
         self._observer = observer
         self._lane = ComputeLane(observer) if observer is not None else None
         self._tuner = tuner

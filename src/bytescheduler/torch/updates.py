@@ -1,16 +1,17 @@
 """The user's own optimizer, applied to some of its parameters at a time.
 
 No optimizer is written again: ``step`` of the user's object runs on ``param_groups`` that hold only
-the parameters of the moment, with the hyper-parameters as they were at ``step()``. That is right
-for optimizers that treat each parameter by itself, which those of ``torch.optim`` do except LBFGS.
-Of any other class it is found out, once and on live data: one step is computed whole and in two
-halves, and only if both agree to the last bit, and no hyper-parameter moved, is it split from then
-on. Whatever cannot be split is applied whole, behind a barrier.
+the parameters of the moment, with the hyper-parameters as they were at ``step()``. That is right for
+optimizers that treat each parameter by itself, which those of ``torch.optim`` do except LBFGS.
+
+Of a class that is not from there, nothing can be known: a clip over all gradients may bind only
+after weeks, a counter may hide in any attribute. (Trying a split step on live data was considered:
+it cannot see the first kind and disturbs the second.) It is applied whole, behind the exchange,
+unless its user declares it ``separable``.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,24 +21,27 @@ from torch.optim import Optimizer
 __all__ = ["Updater"]
 
 _Group = dict[str, Any]
+_HARMLESS = {"__init__", "__doc__", "__module__", "__annotations__", "__repr__", "__dict__"}
+_HARMLESS |= {"__weakref__", "__static_attributes__", "__firstlineno__"}
 
 
 class Updater:
-    """Applies updates through ``optimizer``."""
+    """Applies updates through ``optimizer``.
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    Args:
+        separable: whether parameters may be updated a few at a time; None to judge by the class.
+    """
+
+    def __init__(self, optimizer: Optimizer, separable: bool | None = None) -> None:
         self.optimizer = optimizer
-        cls = type(optimizer)
-        known = cls.__module__.startswith("torch.optim.")
-        self._separable: bool | None = known and cls is not torch.optim.LBFGS if known else None
-        self._steps = 0
+        self._separable = _is_separable(type(optimizer)) if separable is None else separable
         self._groups: list[_Group] = []
         self._group_of: dict[torch.Tensor, int] = {}
 
     @property
     def separable(self) -> bool:
         """Whether parameters may be updated a few at a time, and no step hook wants them all."""
-        return self._separable is True and not self._hooked
+        return self._separable and not self._hooked
 
     def snapshot(self) -> None:
         """Note the hyper-parameters that ``apply`` shall use."""
@@ -65,12 +69,8 @@ class Updater:
             self.optimizer.param_groups = whole
 
     def apply_all(self) -> None:
-        """One ordinary step of the user's optimizer; finds out whether it can be split."""
-        self._steps += 1
-        if self._separable is None and self._steps > 1 and not self._hooked:
-            self._separable = self._probe()
-        else:
-            self.optimizer.step()
+        """One ordinary step of the user's optimizer."""
+        self.optimizer.step()
 
     @property
     def _hooked(self) -> bool:
@@ -80,46 +80,18 @@ class Updater:
             or getattr(optimizer, "_optimizer_step_post_hooks", None)
         )
 
-    def _probe(self) -> bool:
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        before = self._save(parameters)
-        self.snapshot()
-        self.optimizer.step()
-        after = self._save(parameters)
-        groups = self._groups
-        self.snapshot()
-        steady = repr(groups) == repr(self._groups) and before[2] == after[2]
-        self._restore(parameters, before)
-        with_gradient = [p for p in parameters if p.grad is not None]
-        half = len(with_gradient) // 2
-        for some in (with_gradient[half:], with_gradient[:half]):
-            self.apply(some)
-        same = all(torch.equal(p, q) for p, q in zip(parameters, after[0], strict=True))
-        self._restore(parameters, after)
-        return steady and same
 
-    def _save(self, parameters: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any], str]:
-        state: Any = self.optimizer.state
-        attributes = {
-            name: value
-            for name, value in vars(self.optimizer).items()
-            if isinstance(value, (int, float, str, tuple)) and not name.startswith("_")
-        }
-        return (
-            [p.detach().clone() for p in parameters],
-            [copy.deepcopy(state[p]) if p in state else None for p in parameters],
-            repr(attributes),
-        )
-
-    def _restore(self, parameters: Sequence[torch.Tensor], saved: tuple[list[Any], list[Any], str]):
-        state: Any = self.optimizer.state
-        with torch.no_grad():
-            for parameter, value, kept in zip(parameters, saved[0], saved[1], strict=True):
-                parameter.copy_(value)
-                if kept is None:
-                    state.pop(parameter, None)
-                else:
-                    state[parameter] = copy.deepcopy(kept)
+def _is_separable(cls: type[Optimizer]) -> bool:
+    """An optimizer of ``torch.optim``, or a subclass that changes nothing of how it steps."""
+    if issubclass(cls, torch.optim.LBFGS):
+        return False
+    for ancestor in cls.__mro__:
+        if ancestor.__module__.startswith("torch.optim."):
+            return ancestor is not Optimizer
+        inherited = {name for base in ancestor.__mro__[1:] for name in vars(base)}
+        if vars(ancestor).keys() & inherited - _HARMLESS:
+            return False
+    return False
 
 
 def _kept(value: Any) -> Any:
