@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import bytescheduler.tensorflow as bs
-
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+from keras import layers
+from keras import optimizers as ko
+
+import bytescheduler.tensorflow as bs
 from bytescheduler.exceptions import (
     ConfigurationError,
     RankMismatchError,
@@ -24,8 +27,6 @@ from bytescheduler.exceptions import (
 )
 from bytescheduler.tensorflow.variables import GatedVariable
 from bytescheduler.transports.tensorflow_collective import TensorFlowTransport
-from keras import layers
-from keras import optimizers as ko
 
 STEPS = 50
 BATCH = 8
@@ -572,14 +573,8 @@ def bad_input_is_refused() -> None:
 
 
 def raises(kind: type[Exception], call: Callable[[], Any], words: str) -> None:
-    import re
-
-    try:
+    with pytest.raises(kind, match=words):
         call()
-    except kind as error:
-        assert re.search(words, str(error)), str(error)
-        return
-    raise AssertionError(f"{kind.__name__} was not raised")
 
 
 def with_context(name: str, check: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,8 @@ def launch(folder: Path, *command: str, limit: float = LIMIT) -> tuple[list[int]
         codes = [-1]
     finally:
         for process in processes:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
     texts = [(folder / f"{rank}.txt").read_text("utf-8", "replace") for rank in range(2)]
     return codes, "\n".join(text[-4000:] for text in texts)
 

@@ -155,11 +155,34 @@ def byteps() -> Bench:
     return bench
 
 
+def tensorflow() -> Bench:
+    import bytescheduler.tensorflow as bs
+    from bytescheduler.transports.tensorflow_collective import TensorFlowTransport
+
+    def make(size: int, dtype: str) -> np.ndarray:
+        import ml_dtypes  # comes with TensorFlow
+
+        return np.zeros(size, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+    def write(buffer: np.ndarray, values: Any) -> None:
+        buffer[...] = np.asarray(values).astype(buffer.dtype)
+
+    return Bench(
+        rank=bs.rank(),
+        world_size=bs.world_size(),
+        open_group=lambda number: TensorFlowTransport(),
+        make=make,
+        write=write,
+        read=lambda buffer: buffer.astype(np.float64),
+    )
+
+
 OPENERS: dict[str, Callable[[], Bench]] = {
     "torch": torch,
     "mpi": mpi,
     "mpi-torch": mpi_torch,
     "horovod": horovod,
+    "tensorflow": tensorflow,
     "byteps": byteps,
     "kvstore": kvstore,
     "kvstore-torch": kvstore_torch,

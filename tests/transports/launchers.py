@@ -194,6 +194,24 @@ def torchrun_like(arguments: Sequence[str], folder: Path, world_size: int, limit
     return run_processes(commands, folder, limit)
 
 
+def tf_config(arguments: Sequence[str], folder: Path, world_size: int, limit: float) -> Ended:
+    """Processes with ``TF_CONFIG``."""
+    workers = [f"127.0.0.1:{free_port()}" for _ in range(world_size)]
+    commands = [
+        (
+            [sys.executable, str(WORKER), *arguments],
+            environment(
+                TF_CPP_MIN_LOG_LEVEL="2",
+                TF_CONFIG=json.dumps(
+                    {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+                ),
+            ),
+        )
+        for rank in range(world_size)
+    ]
+    return run_processes(commands, folder, limit)
+
+
 def mpirun(arguments: Sequence[str], folder: Path, world_size: int, limit: float) -> Ended:
     as_root = ["--allow-run-as-root"] if os.getuid() == 0 else []
     command = [
@@ -277,6 +295,14 @@ ENGINES: tuple[Engine, ...] = (
         opener="kvstore-torch",
         launch=parameter_servers,
         needs=("mxnet", "torch"),
+    ),
+    Engine(
+        name="tensorflow",
+        opener="tensorflow",
+        launch=tf_config,
+        world_size=3,
+        needs=("tensorflow", "keras"),
+        limit=240.0,
     ),
     Engine(
         name="mpi",

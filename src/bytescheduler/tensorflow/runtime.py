@@ -185,8 +185,9 @@ class Runtime:
         for rank, other in enumerate(everyone):
             if other["signature"] != everyone[0]["signature"]:
                 raise RankMismatchError(
-                    f"all ranks must train the same model; names, sizes or dtypes of the trainable "
-                    f"variables of rank {rank} differ from rank 0's. Build the same model everywhere"
+                    "all ranks must train the same model; names, sizes or dtypes of rank "
+                    f"{rank}'s trainable variables differ from rank 0's. Build it from the same "
+                    "code everywhere"
                 )
         return everyone[0]["order"]
 

@@ -13,7 +13,7 @@ objects behind the Keras ones (the optimizer's tables are keyed by them).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -120,7 +120,7 @@ class Traces:
 
 
 @contextmanager
-def outside_the_model() -> Iterator[None]:
+def outside_the_model() -> Generator[None]:
     """Run operations that are no part of the forward: not differentiated, not autocast."""
     scope = global_state.get_global_attribute(AUTOCAST)
     global_state.set_global_attribute(AUTOCAST, None)  # AutocastScope(None) would mean float32
@@ -132,7 +132,7 @@ def outside_the_model() -> Iterator[None]:
 
 
 @contextmanager
-def after_the_data() -> Iterator[None]:
+def after_the_data() -> Generator[None]:
     """Run operations only when this step's data is there.
 
     At the end of a data set of unknown length the step that finds none is begun and given up. A

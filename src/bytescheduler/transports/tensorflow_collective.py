@@ -21,18 +21,17 @@ Buffers are NumPy arrays in host memory. The ring reducer averages by itself (``
 
 from __future__ import annotations
 
-import functools
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bytescheduler._imports import require
 from bytescheduler.exceptions import (
     ByteSchedulerError,
     PeerLostError,
@@ -40,6 +39,7 @@ from bytescheduler.exceptions import (
     TransportError,
 )
 from bytescheduler.tensorflow import cluster as clusters
+from bytescheduler.transports._tensorflow_calls import Calls, engine_error
 from bytescheduler.transports.base import MESSAGE_LIMIT, Done, Transport
 
 __all__ = ["TensorFlowTransport"]
@@ -48,12 +48,10 @@ _Array = npt.NDArray[Any]
 
 JOIN_TIMEOUT: Final = 300.0  # seconds until all ranks must have come to the first collective
 HEALTH_INTERVAL: Final = 2.0  # seconds between two questions to the neighbours
-HEALTH_TIMEOUT_MS: Final = 3000
 FLUSH_TIMEOUT: Final = 1.0  # seconds for the last announcements to be received
 STOP_TIMEOUT: Final = 5.0  # seconds for cancelled threads to end
 LANES: Final = 4  # announcements under way at once
 THREADS: Final = 32  # chunks under way at once; further ones wait in order
-UNAVAILABLE: Final = 14  # the status code that aborted collectives report
 
 GROUP_KEYS: Final = 0x62730000  # far from what a distribution strategy counts up from 1
 SETUP_KEYS: Final = 1_000
@@ -94,7 +92,7 @@ class TensorFlowTransport(Transport):
         self._setup_keys = count(SETUP_KEYS)
         if self.world_size == 1:
             return
-        self._calls = _Calls(next(_groups), self.world_size)
+        self._calls = Calls(next(_groups), self.world_size)
         self._workers = _Workers(f"bytescheduler-{self.rank}-tf")
         self._join(join_timeout)
         send = self._calls.send if self.rank == 0 else None
@@ -122,7 +120,7 @@ class TensorFlowTransport(Transport):
     def receive(self) -> Sequence[int]:
         try:
             return self._lanes.receive()
-        except _tf_error() as error:
+        except engine_error() as error:
             if self._closed.is_set():
                 raise self._closed_error() from error
             raise self.explain(error) from error
@@ -154,7 +152,7 @@ class TensorFlowTransport(Transport):
     def explain(self, error: BaseException) -> ByteSchedulerError:
         if isinstance(error, ByteSchedulerError):
             return error
-        gone = self._lost or self._dead([rank for rank in self._others()])
+        gone = self._lost or self._dead([r for r in range(self.world_size) if r != self.rank])
         if not gone:
             return TransportError(f"rank {self.rank}: a TensorFlow collective failed: {error}")
         names = ", ".join(f"{rank} ({self._cluster.addresses[rank]})" for rank in gone)
@@ -204,7 +202,7 @@ class TensorFlowTransport(Transport):
     def _average(self, chunk: _Chunk, done: Done) -> None:
         try:
             averaged = self._calls.reduce(chunk.key, chunk.buffer, average=True)
-        except _tf_error() as error:
+        except engine_error() as error:
             done(self._closed_error() if self._closed.is_set() else error)
             return
         chunk.buffer[:] = averaged
@@ -217,7 +215,7 @@ class TensorFlowTransport(Transport):
     def _guard(self, call: Callable[[], _Array]) -> _Array:
         try:
             return call()
-        except _tf_error() as error:
+        except engine_error() as error:
             raise TransportError(
                 f"rank {self.rank}: a TensorFlow collective failed: {error}"
             ) from error
@@ -236,112 +234,8 @@ class TensorFlowTransport(Transport):
     def _dead(self, ranks: Sequence[int]) -> tuple[int, ...]:
         return tuple(rank for rank in ranks if not self._calls.alive(self._cluster.task(rank)))
 
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self.world_size) if rank != self.rank]
-
     def _closed_error(self) -> TransportClosedError:
         return TransportClosedError(f"rank {self.rank}: the TensorFlow transport was closed")
-
-
-class _Calls:
-    """The collective operations of one group, each as a function that can be cancelled."""
-
-    def __init__(self, group_key: int, world_size: int) -> None:
-        tf = require("tensorflow", extra="tensorflow")
-        cancellation = require("tensorflow.python.eager.cancellation", extra="tensorflow")
-        self._tensor = tf.convert_to_tensor
-        self._context = require("tensorflow.python.eager.context", extra="tensorflow").context()
-        self._manager = cancellation.CancellationManager()
-        self._group = (tf.constant(world_size), tf.constant(group_key))
-        self._cancelled = threading.Event()
-
-    def reduce(self, key: int, array: _Array, *, average: bool) -> _Array:
-        """Return the sum or average of all ranks' ``array`` of one dimension."""
-        tensor = self._tensor(array)
-        function = _reduce_function(tensor.dtype, "Div" if average else "Id")
-        return self._run(function, tensor, key)
-
-    def send(self, key: int, array: _Array) -> _Array:
-        """Send an int64 ``array`` to all other ranks; returns when they have it."""
-        return self._run(_send_function(), self._tensor(array), key)
-
-    def receive(self, key: int, length: int) -> _Array:
-        """Block until rank 0's next int64 array of ``length`` on this key."""
-        return self._run(_receive_function(), self._tensor([length]), key)
-
-    def alive(self, task: str) -> bool:
-        """Whether the process of ``task`` answers."""
-        try:
-            self._context.check_collective_ops_peer_health(task, timeout_in_ms=HEALTH_TIMEOUT_MS)
-        except _tf_error():
-            return False
-        return True
-
-    def cancel(self) -> None:
-        """End every call that waits, with CancelledError; later ones fail at once."""
-        self._cancelled.set()
-        self._manager.start_cancel()
-
-    def abort(self, reason: str) -> None:
-        """Make all collectives of this process fail, for good; peers see it too."""
-        self._context.abort_collective_ops(UNAVAILABLE, reason)
-
-    def _run(self, function: Any, value: Any, key: int) -> _Array:
-        if self._cancelled.is_set():  # TensorFlow itself may begin to wait in spite of it
-            raise _tf_errors().CancelledError(None, None, "the transport was closed")
-        call = self._manager.get_cancelable_function(function)
-        return call(value, *self._group, self._tensor(key)).numpy()
-
-
-@functools.cache
-def _reduce_function(dtype: Any, final_op: str) -> Any:
-    def body(value: Any, size: Any, group: Any, instance: Any) -> Any:
-        return _raw_ops().CollectiveReduceV2(
-            input=value,
-            group_size=size,
-            group_key=group,
-            instance_key=instance,
-            ordering_token=[],
-            merge_op="Add",
-            final_op=final_op,
-            communication_hint="RING",
-        )
-
-    return _concrete(body, dtype)
-
-
-@functools.cache
-def _send_function() -> Any:
-    def body(value: Any, size: Any, group: Any, instance: Any) -> Any:
-        return _raw_ops().CollectiveBcastSendV2(
-            input=value, group_size=size, group_key=group, instance_key=instance
-        )
-
-    return _concrete(body, "int64")
-
-
-@functools.cache
-def _receive_function() -> Any:
-    def body(shape: Any, size: Any, group: Any, instance: Any) -> Any:
-        return _raw_ops().CollectiveBcastRecvV2(
-            group_size=size, group_key=group, instance_key=instance, shape=shape, T="int64"
-        )
-
-    return _concrete(body, "int32")
-
-
-def _concrete(body: Callable[..., Any], dtype: Any) -> Any:
-    """Trace ``body(vector of dtype, group size, group key, instance key)`` for the host."""
-    tf = require("tensorflow", extra="tensorflow")
-    number = tf.TensorSpec([], tf.int32)
-    signature = (tf.TensorSpec([None], dtype), number, number, number)
-    with tf.init_scope(), tf.device("/CPU:0"):
-        function = tf.function(body, input_signature=signature, autograph=False)
-        return function.get_concrete_function()
-
-
-def _raw_ops() -> Any:
-    return require("tensorflow", extra="tensorflow").raw_ops
 
 
 class _Workers:
@@ -452,27 +346,16 @@ class _Lanes:
 
     def _send_loop(self, lane: int) -> None:
         assert self._call_send is not None
-        while (array := self._outboxes[lane].get()) is not None:
-            try:
+        with suppress(engine_error()):  # the reductions report the same loss, with its reason
+            while (array := self._outboxes[lane].get()) is not None:
                 self._call_send(lane, array)
-            except _tf_error():
-                return  # the reductions report the same loss, with its reason
 
     def _receive_loop(self, lane: int) -> None:
-        while not self._stopping:
-            try:
+        try:
+            while not self._stopping:
                 self._inboxes[lane].put(self._call_receive(lane, MESSAGE_LIMIT + 1))
-            except _tf_error() as error:
-                self._inboxes[lane].put(error)
-                return
-
-
-def _tf_errors() -> Any:
-    return require("tensorflow", extra="tensorflow").errors
-
-
-def _tf_error() -> type[Exception]:
-    return _tf_errors().OpError
+        except engine_error() as error:
+            self._inboxes[lane].put(error)
 
 
 def _words(nbytes: int) -> int:
