@@ -1,6 +1,6 @@
 """The cluster's numbers: published anchors, Optimus against its peers, scale.
 
-    python -m benchmarks.cluster [--traces ../shared/data/pollux] [--seeds 10]
+    python -m benchmarks.cluster [--traces ../shared/data/pollux] [--seeds 10] [--jobs 9]
 
 Prints one table per question and exits with 1 if a target is missed. Times are process time of one
 core. "Optimus against its peers" replays the paper's manner of workload (nine jobs, one of each
@@ -78,12 +78,14 @@ def pollux_anchors(console: Console, folder: Path) -> bool:
     return good
 
 
-def replay_paper(entry: PolicyEntry, seeds: int, errors: Errors | None = None) -> Figures:
+def replay_paper(
+    entry: PolicyEntry, seeds: int, jobs: int, errors: Errors | None = None
+) -> Figures:
     """Replay the paper's manner of workload."""
     summaries = [
         summarise(
             simulate(
-                generate(GeneratorSettings(seed=seed)),
+                generate(GeneratorSettings(jobs=jobs, seed=seed)),
                 paper_nodes(),
                 entry,
                 Settings(decision_seconds=DECISION_SECONDS, errors=errors, seed=seed),
@@ -97,17 +99,17 @@ def replay_paper(entry: PolicyEntry, seeds: int, errors: Errors | None = None) -
     )
 
 
-def against_peers(console: Console, seeds: int) -> bool:
+def against_peers(console: Console, seeds: int, jobs: int) -> bool:
     """Compare Optimus with its peers, and with itself under errors."""
     optimus = POLICIES["optimus"]
-    base = replay_paper(optimus, seeds)
+    base = replay_paper(optimus, seeds, jobs)
     variants: dict[str, Callable[[], Figures]] = {
-        name: lambda name=name: replay_paper(POLICIES[name], seeds)
+        name: lambda name=name: replay_paper(POLICIES[name], seeds, jobs)
         for name in POLICIES
         if name != "optimus"
     }
     variants["optimus, MXNet's blocks"] = lambda: replay_paper(
-        replace(optimus, balances_servers=False), seeds
+        replace(optimus, balances_servers=False), seeds, jobs
     )
     figures = {name: run() for name, run in variants.items()}
     table = Table("policy", "mean JCT (s)", "JCT ratio", "(seeds)", "makespan (s)", "ratio")
@@ -124,8 +126,8 @@ def against_peers(console: Console, seeds: int) -> bool:
             f"{found.makespan.mean():,.0f}",
             f"{found.makespan.mean() / base.makespan.mean():.2f}",
         )
-    console.print(f"Paper's manner of workload, {seeds} seeds; ratios over Optimus", table)
-    return _reaches(base, figures) & error_cost(console, seeds)
+    console.print(f"{jobs} jobs in the paper's manner, {seeds} seeds; ratios over Optimus", table)
+    return _reaches(base, figures) & error_cost(console, seeds, jobs)
 
 
 def _reaches(base: Figures, figures: Mapping[str, Figures]) -> bool:
@@ -136,10 +138,10 @@ def _reaches(base: Figures, figures: Mapping[str, Figures]) -> bool:
     )
 
 
-def error_cost(console: Console, seeds: int) -> bool:
+def error_cost(console: Console, seeds: int, jobs: int) -> bool:
     """Say what errors of 20 % in convergence and 10 % in speed cost."""
-    exact = replay_paper(POLICIES["optimus"], seeds, Errors())
-    wrong = replay_paper(POLICIES["optimus"], seeds, Errors(convergence=0.2, speed=0.1))
+    exact = replay_paper(POLICIES["optimus"], seeds, jobs, Errors())
+    wrong = replay_paper(POLICIES["optimus"], seeds, jobs, Errors(convergence=0.2, speed=0.1))
     cost = float(wrong.jct.mean() / exact.jct.mean() - 1)
     console.print(f"Errors of 20 % (convergence) and 10 % (speed) cost {cost:+.1%} mean JCT")
     return cost <= MOST_ERROR_COST
@@ -166,9 +168,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--jobs", type=int, default=9, help="in the paper's manner (default: 9)")
     args = parser.parse_args(arguments)
     console = Console(width=120)
-    good = [scale(console), against_peers(console, args.seeds)]
+    good = [scale(console), against_peers(console, args.seeds, args.jobs)]
     if args.traces.is_dir():
         good.append(pollux_anchors(console, args.traces))
     else:

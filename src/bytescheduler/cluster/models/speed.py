@@ -135,7 +135,8 @@ class SpeedTracker:
     """A speed model that is refitted as measurements come in.
 
     Measurements of the same configuration are averaged, so a job that runs long with one
-    configuration does not drown what was seen of the others.
+    configuration does not drown what was seen of the others. The fit is renewed at the first,
+    second, fourth, eighth, ... measurement of a configuration: in between, means hardly move.
     """
 
     def __init__(self, mode: Mode, batch: float = 1.0) -> None:
@@ -151,7 +152,8 @@ class SpeedTracker:
         count, mean = self._seen.get(key, (0, 0.0))
         mean += (measurement.seconds_per_step - mean) / (count + 1)
         self._seen[key] = (count + 1, mean)
-        self._model = None
+        if (count + 1) & count == 0:
+            self._model = None
 
     @property
     def model(self) -> SpeedModel:

@@ -108,7 +108,7 @@ def _place(job: JobState, shape: Shape, open_nodes: FreeNodes) -> Allocation | N
 def _spread(
     job: JobState, shape: Shape, taken: Sequence[int], open_nodes: FreeNodes
 ) -> Allocation | None:
-    """Take an even split, with the larger parts of workers or those of servers on the first nodes."""
+    """Take an even split, the larger parts of workers or those of servers on the first nodes."""
     free = open_nodes.free
     split = even_split(shape, len(taken))
     for parts in (split, split[::-1]):
