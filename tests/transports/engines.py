@@ -174,6 +174,7 @@ def tensorflow() -> Bench:
         make=make,
         write=write,
         read=lambda buffer: buffer.astype(np.float64),
+        many=1000,
     )
 
 

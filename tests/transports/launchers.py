@@ -300,7 +300,6 @@ ENGINES: tuple[Engine, ...] = (
         name="tensorflow",
         opener="tensorflow",
         launch=tf_config,
-        world_size=3,
         needs=("tensorflow", "keras"),
         limit=240.0,
     ),
