@@ -143,10 +143,19 @@ class Store:
         self.workers = int(kvstore.num_workers)
         self._lock = threading.Lock()  # KVStoreDist keeps unguarded maps
 
-    def init(self, keys: Sequence[int], arrays: Sequence[Any]) -> None:
-        """Collective, blocking: create keys on the servers, with rank 0's content."""
-        with self._lock:
-            self.kvstore.init(list(keys), list(arrays))
+    def create(self, keys: Sequence[int], arrays: Sequence[Any]) -> None:
+        """Collective, blocking: make keys exist on the servers, with worker 0's content.
+
+        MXNet's own ``init`` does the same, but cannot be guarded against other threads without
+        stopping them while it waits for a late worker.
+        """
+        if self.rank == 0:
+            done = threading.Event()
+            for key, array in zip(keys, arrays, strict=True):
+                self.push(key, array)
+            self.engine.when_ready(done.set, written=arrays)
+            done.wait()
+        self.barrier()
 
     def push(self, key: int, array: Any, priority: int = 0) -> None:
         """Send ``array``; the first push of a key by anybody creates it."""

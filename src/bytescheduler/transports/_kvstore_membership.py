@@ -94,7 +94,6 @@ class Membership:
     def __init__(self, kvstore: Any, timeout: float) -> None:
         engine = Engine()
         job = require_variables(os.environ, role="worker")
-        self._owned = kvstore is None
         kvstore = create_kvstore("dist_sync", job) if kvstore is None else kvstore
         self.store = Store(engine, kvstore)
         self.kind = str(kvstore.type)
@@ -104,7 +103,8 @@ class Membership:
         self._stripes: list[Stripe | None] = [None] * STRIPES
         self._failed = threading.Event()
         self.watch = self._watch((job.host, job.port), timeout)
-        self.watch.start()
+        if "async" not in self.kind:
+            self.watch.start()  # else when the servers have what they need to take a push
         _mxnet_import.before_exit(self._farewell)
 
     def open(self, member: Member) -> Stripe:
@@ -141,7 +141,7 @@ class Membership:
     def create(self, lengths: dict[int, int]) -> None:
         """Collective, blocking: make keys of so many float32 zeros."""
         arrays = [self.store.engine.array(zeros(length)) for length in lengths.values()]
-        self.store.init(list(lengths), arrays)
+        self.store.create(list(lengths), arrays)
 
     def fail(self, error: TransportError) -> None:
         """The job is lost for every transport of this process."""
@@ -160,7 +160,14 @@ class Membership:
         probes = [keys.reserve(server).number for server in range(self.servers)]
         self.create(dict.fromkeys([*registers, *probes], REGISTER_LENGTH))
         return Watch(
-            self.store, registers, probes, scheduler, timeout, self._find_leavers, self.fail
+            self.store,
+            registers,
+            probes,
+            scheduler,
+            timeout,
+            self._find_leavers,
+            self.fail,
+            pushes=1 if "async" in self.kind else self.store.workers,
         )
 
     def _find_leavers(self) -> None:
@@ -184,7 +191,7 @@ class Membership:
         if not self._meet():
             return False
         self.watch.stop()
-        return self._free() if self._owned else True
+        return self._free()
 
     def _meet(self) -> bool:
         """Wait until all workers are here, or the job is lost."""
@@ -205,6 +212,7 @@ class Membership:
         return self.error is None
 
     def _free(self) -> bool:
+        """Shut MXNet's store down, whoever made it: our references would keep it past the exit."""
         freeing = threading.Thread(target=self.store.free, name="bytescheduler-free", daemon=True)
         freeing.start()
         freeing.join(FREE_TIMEOUT)

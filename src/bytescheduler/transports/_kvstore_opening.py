@@ -75,6 +75,6 @@ class Opening:
         self.open(ordinal)
         self._settled.set()
 
-    def settle(self, timeout: float) -> None:
-        """Wait ``timeout`` seconds at most until everybody was told of every key."""
+    def settle(self, timeout: float | None) -> None:
+        """Wait, ``timeout`` seconds at most, until every key exists and everybody was told."""
         self._settled.wait(timeout)

@@ -43,6 +43,7 @@ class Watch:
         timeout: seconds of silence that count as a loss.
         on_beat: called once a beat.
         on_lost: called once; both from this class's thread.
+        pushes: of a key after which a server answers.
 
     Attributes:
         closed: how often this worker has closed a transport on each stripe.
@@ -57,6 +58,7 @@ class Watch:
         timeout: float,
         on_beat: Callable[[], None],
         on_lost: Callable[[PeerLostError], None],
+        pushes: int,
     ) -> None:
         self.closed = [0] * STRIPES
         self._store = store
@@ -70,7 +72,7 @@ class Watch:
         self._workers = {
             rank: _Question(store, key) for rank, key in enumerate(registers) if rank != store.rank
         }
-        self._register = _Register(store, registers[store.rank])
+        self._register = _Register(store, registers[store.rank], pushes)
         self._last_chunk = time.monotonic()
         self._end = threading.Event()
         self._thread = threading.Thread(
@@ -92,7 +94,7 @@ class Watch:
     def stop(self) -> None:
         """End the thread."""
         self._end.set()
-        if threading.current_thread() is not self._thread:
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
@@ -150,9 +152,10 @@ class Watch:
 class _Register:
     """This worker's own register."""
 
-    def __init__(self, store: Store, key: int) -> None:
+    def __init__(self, store: Store, key: int, pushes: int) -> None:
         self._store = store
         self._key = key
+        self._pushes = pushes
         self._value = zeros(REGISTER_LENGTH)
         self._array = store.engine.array(self._value)
         self._zeros = store.engine.array(zeros(REGISTER_LENGTH))
@@ -166,7 +169,7 @@ class _Register:
         self._written = False
         self._beats += 1
         self._value[:] = self._beats, *closed
-        for _ in range(self._store.workers - 1):
+        for _ in range(self._pushes - 1):
             self._store.push(self._key, self._zeros, _URGENT)
         self._store.push(self._key, self._array, _URGENT)
         self._store.engine.when_ready(self._answered, written=(self._array, self._zeros))

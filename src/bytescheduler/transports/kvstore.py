@@ -20,7 +20,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -28,9 +28,10 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from bytescheduler.core.order import STEP
 from bytescheduler.exceptions import ConfigurationError, TransportClosedError, TransportError
 from bytescheduler.transports._kvstore_buffers import as_bytes, as_floats
-from bytescheduler.transports._kvstore_channel import DATA, OPENED, Channel
+from bytescheduler.transports._kvstore_channel import AWAKE, DATA, OPENED, Channel
 from bytescheduler.transports._kvstore_engine import Array, zeros
 from bytescheduler.transports._kvstore_keys import Key, piece_lengths
 from bytescheduler.transports._kvstore_membership import membership
@@ -57,6 +58,9 @@ class KVStoreTransport(Transport):
     Args:
         kvstore: an ``mxnet.kv.KVStore`` of type ``dist_sync``; made from ``DMLC_*`` by default.
         average: divide the servers' sums by the number of workers; MXNet's own trainers do not.
+        rests: leave no operation open in MXNet's engine between iterations, so that
+            ``mxnet.nd.waitall`` returns; ``wake`` must then be called before each. Not needed where
+            MXNet is only the engine.
         peer_timeout: seconds of silence after which a server or worker counts as lost; default
             from ``BYTESCHEDULER_PEER_TIMEOUT``, or 8.
 
@@ -74,13 +78,17 @@ class KVStoreTransport(Transport):
         kvstore: Any = None,
         *,
         average: bool = True,
+        rests: bool = False,
         peer_timeout: float | None = None,
     ) -> None:
         self._membership = membership(kvstore, peer_timeout)
-        _require_sync(self._membership.kind)
+        self._require(self._membership.kind)
         self._store = self._membership.store
         self.rank, self.world_size = self._store.rank, self._store.workers
         self._average = average
+        self._rests = rests
+        self._returned = 0  # chunks since the last rest
+        self._stepped = False  # the end of an iteration was announced since then
         self._cut: set[int] = set()
         self._blank: dict[tuple[int, str], Any] = {}
         self._inbox: queue.SimpleQueue[Sequence[int] | None] = queue.SimpleQueue()
@@ -100,22 +108,7 @@ class KVStoreTransport(Transport):
             self._cut.clear()
             self.stripe.keys.begin_cut()
         self._cut.add(index)
-        keys: list[Key] = []
-        arrays: list[Any] = []
-        start = 0
-        for length in piece_lengths(view.size, view.itemsize):
-            key = self.stripe.keys.take(length, str(view.dtype), length * view.itemsize)
-            if key.fresh:
-                self._opening.create(key, self._blank_array(length, view.dtype))
-            keys.append(key)
-            arrays.append(self._store.engine.array(view[start : start + length]))
-            start += length
-        return _Handle(
-            view=view,
-            keys=tuple(key.number for key in keys),
-            arrays=tuple(arrays),
-            ordinal=max((key.ordinal for key in keys), default=0),
-        )
+        return self._handle(view, self._pieces(view))
 
     def start(self, handle: _Handle, priority: int, done: Done) -> None:
         """See ``Transport``."""
@@ -133,6 +126,14 @@ class KVStoreTransport(Transport):
         """See ``Transport``."""
         self._raise_if_over()
         self._channel.send(DATA, message)
+        if message[0] == STEP:
+            with self._lock:
+                self._stepped = True
+            self._rest_if_quiet()
+
+    def wake(self, iteration: int) -> None:
+        """With ``rests``: the gradients of an iteration, counted from 1, begin to come."""
+        self._channel.wake(iteration)
 
     def receive(self) -> Sequence[int]:
         """See ``Transport``."""
@@ -167,9 +168,7 @@ class KVStoreTransport(Transport):
             self._membership.fail(error)
             self.fail(error)
             return
-        if self.rank == 0:
-            self._opening.settle(CLOSE_TIMEOUT)
-            self._channel.close()
+        self._close_channel()
         self.stripe.drained.wait(CLOSE_TIMEOUT)
 
     def waiting_since(self) -> float | None:
@@ -193,6 +192,30 @@ class KVStoreTransport(Transport):
 
     # -- inside
 
+    def _close_channel(self) -> None:
+        if self.rank == 0:
+            self._opening.settle(CLOSE_TIMEOUT)
+        self._channel.close()
+
+    def _rest_if_quiet(self) -> None:
+        """Rank 0: all chunks of an iteration are back, and its end was announced."""
+        if not self._rests or self.rank != 0:
+            return
+        with self._lock:
+            quiet = self._stepped and self._returned >= len(self._cut)
+            if quiet:
+                self._stepped, self._returned = False, 0
+        if quiet:
+            self._channel.rest()
+
+    def _require(self, kind: str) -> None:
+        if "dist" not in kind or "async" in kind:
+            raise ConfigurationError(
+                f"the kvstore transport needs a store of type dist_sync, got {kind!r}: only its "
+                "servers wait for all workers and add; with dist_async use bytescheduler.mxnet, "
+                "where the servers update the weights"
+            )
+
     def _connect(self) -> None:
         stripe = self.stripe
         self._channel = Channel(self._store, stripe.ring, self._take, stripe.drained.set)
@@ -202,8 +225,31 @@ class KVStoreTransport(Transport):
             lambda opened: self._channel.send(OPENED, (opened,)),
         )
         self._sharing = Sharing(self._store, stripe.small, stripe.blocks, self._wait)
-        if self.rank != 0:
-            self._channel.listen()
+        if not self._rests:
+            self._channel.wake(AWAKE)
+
+    def _pieces(self, view: Array) -> Iterator[tuple[Array, Any]]:
+        """The parts of a chunk that get a key each, and what the servers hold at first."""
+        start = 0
+        for length in piece_lengths(view.size, view.itemsize):
+            yield view[start : start + length], self._blank_array(length, view.dtype)
+            start += length
+
+    def _handle(self, view: Array, pieces: Iterable[tuple[Array, Any]]) -> _Handle:
+        keys: list[Key] = []
+        arrays: list[Any] = []
+        for part, content in pieces:
+            key = self.stripe.keys.take(part.size, str(part.dtype), part.nbytes)
+            if key.fresh:
+                self._opening.create(key, content)
+            keys.append(key)
+            arrays.append(self._store.engine.array(part))
+        return _Handle(
+            view=view,
+            keys=tuple(key.number for key in keys),
+            arrays=tuple(arrays),
+            ordinal=max((key.ordinal for key in keys), default=0),
+        )
 
     def _blank_array(self, length: int, dtype: np.dtype[Any]) -> Any:
         shape = (length, str(dtype))
@@ -222,6 +268,8 @@ class KVStoreTransport(Transport):
         self._membership.watch.chunk_completed()
         with self._lock:
             done, _ = self._in_flight.pop(token, (None, 0.0))
+            self._returned += 1
+        self._rest_if_quiet()
         if done is not None:
             done(None)
 
@@ -241,12 +289,3 @@ class KVStoreTransport(Transport):
     def _raise_if_over(self) -> None:
         if self._error is not None:
             raise self._error
-
-
-def _require_sync(kind: str) -> None:
-    if "dist" not in kind or "async" in kind:
-        raise ConfigurationError(
-            f"the kvstore transport needs a store of type dist_sync, got {kind!r}: only its "
-            "servers wait for all workers and add; with dist_async use bytescheduler.mxnet, where "
-            "the servers update the weights"
-        )
