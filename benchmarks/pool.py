@@ -137,7 +137,7 @@ def pool(
     environment: Mapping[str, str],
     each: Sequence[Mapping[str, str]],
     *,
-    start_timeout_s: float = 120.0,
+    start_timeout_s: float = 300.0,
 ) -> Iterator[Pool]:
     """Start ``python argv`` on every host and wait until all are ready.
 

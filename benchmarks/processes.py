@@ -35,14 +35,16 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C, so that ``finally`` blocks run."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C, so that ``finally`` blocks run.
+
+    Ctrl-C itself too, for a command that was started with SIGINT ignored, as shells do for ``&``.
+    """
 
     def interrupt(number: int, _: object) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
-    }
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:

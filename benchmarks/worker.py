@@ -83,7 +83,7 @@ def _join_servers() -> None:
 
 
 def _join_tensorflow() -> None:
-    import bytescheduler.tensorflow  # declares the cluster
+    import bytescheduler.tensorflow  # noqa: F401 - declares the cluster
     from benchmarks.systems.tensorflow import limit_threads
 
     limit_threads()

@@ -19,6 +19,7 @@ class PrioritySystem(TorchSystem):
     name = "bytescheduler"
     engine = "gloo"
     mode = "priority"
+    transport = "torch"
 
     def sweep(self, job: Job) -> list[Settings]:
         sizes = [nearest_power_of_two(job.gradient_bytes / count) for count in CHUNKS_PER_MODEL]
@@ -33,7 +34,9 @@ class PrioritySystem(TorchSystem):
     def wrap(self, model: Any, optimizer: Any, settings: Mapping[str, Any]) -> Wrapped:
         import bytescheduler.torch as bs
 
-        scheduled = bs.ScheduledOptimizer(optimizer, model, mode=self.mode, **settings)
+        scheduled = bs.ScheduledOptimizer(
+            optimizer, model, mode=self.mode, transport=self.transport, **settings
+        )
         return Wrapped(model=model, optimizer=scheduled, close=scheduled.unwrap)
 
 

@@ -1,30 +1,24 @@
-"""This project over MXNet's parameter server."""
+"""This project over MXNet's parameter servers: the same adapter, another transport."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.job import Job
-from benchmarks.systems.base import Session, Settings, System
+from benchmarks.systems.ours import PrioritySystem
 from benchmarks.systems.torch_base import installed
 
 
-class PrioritySystemOverServers(System):
-    """Our core over the kvstore transport: chunks by priority, credit held by the leader."""
+class PrioritySystemOverServers(PrioritySystem):
+    """``ScheduledOptimizer(transport="kvstore")``; the servers only add."""
 
     name = "bytescheduler-ps"
-    engine = "kvstore"
+    engine = "servers"
+    transport = "kvstore"
 
     def missing(self) -> str | None:
-        return installed("mxnet") or installed("bytescheduler.transports.kvstore")
+        return super().missing() or installed("mxnet")
 
-    def sweep(self, job: Job) -> list[Settings]:
-        from benchmarks.systems.ours import PrioritySystem
-
-        return PrioritySystem().sweep(job)
-
-    def open(self, job: Job, settings: Mapping[str, Any]) -> Session:
-        from benchmarks.systems.ours_ps_session import open_session
-
-        return open_session(job, settings)
+    def environment(self, settings: Mapping[str, Any]) -> dict[str, str]:
+        """A job of parameter servers lasts as long as its connection: one for each setting."""
+        return {"BENCHMARK_PARTITION_SIZE": str(settings["partition_size"])}

@@ -176,5 +176,5 @@ def test_small_chunks_reach_the_bound(layers: list[tuple[float, float, int]]) ->
     ],
 )
 def test_bad_input_is_refused(make: object) -> None:
-    with pytest.raises(ConfigurationError, match="got|named"):
+    with pytest.raises(ConfigurationError, match=r"got|named"):
         make()  # type: ignore[operator]

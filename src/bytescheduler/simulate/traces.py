@@ -1,19 +1,20 @@
 """Timelines in and out: a profile from a recorded job, and a file for Perfetto.
 
-A recorded timeline (``BYTESCHEDULER_TRACE``) says when each gradient was produced and when the
-training thread stood at each gate. Between two gradients lies a layer's backward; between leaving
-one gate and reaching the next lies a layer's forward. Time spent waiting at gates belongs to the
-network and is left out, so that the profile can be replayed on another network. What lies between
-the last gate and the first gradient (the last layer's forward, the loss, and the last layer's
-backward) is split as 1 to 2. All times are medians over the recorded iterations.
+A recorded timeline (``BYTESCHEDULER_TRACE``) says when each gradient was produced, and when the
+training thread waited and updated. Between two gradients lies a layer's backward. Waiting belongs
+to the network and is left out, so that the profile can be replayed on another network. What
+remains between an iteration's last gradient and the next one's first is the forward and the
+backward of the last layer; they are told apart by the usual ratio (a backward takes twice its
+forward), and the forward is spread over the layers in proportion to their backward, for gates do
+not stop where nothing has to be waited for. All times are medians over the recorded iterations.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,22 +25,14 @@ from bytescheduler.simulate.profiles import BACKWARD_TO_FORWARD
 
 __all__ = ["load_trace", "write_timeline"]
 
-GATE_LANES = ("wait", "update")
 
+@dataclass(slots=True, kw_only=True)
+class _Round:
+    """One backward: when each parameter's gradient was there, and stops since then; seconds."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Iteration:
-    """One backward and the forward before it; seconds.
-
-    Attributes:
-        posted: when each parameter's gradient was there.
-        gates: (module, begin, end) of the stops in the forward before, in order.
-        update_s: seconds of updates in that forward, by module.
-    """
-
-    posted: dict[str, float]
-    gates: list[tuple[str, float, float]]
-    update_s: dict[str, float]
+    posted: dict[str, float] = field(default_factory=dict)
+    wait_s: float = 0.0
+    update_s: float = 0.0
 
 
 def load_trace(path: Path) -> Profile:
@@ -52,18 +45,17 @@ def load_trace(path: Path) -> Profile:
     try:
         sizes: dict[str, int] = document["metadata"]["plan"]["bytes"]
         order: list[str] = document["metadata"]["plan"]["order"]
-        iterations = _iterations(document["traceEvents"], set(order))
+        rounds = _rounds(document["traceEvents"], set(order))
     except (KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{path} is no timeline of this package ({error!r} is missing or wrong); "
             "record one with BYTESCHEDULER_TRACE=FILE"
         ) from error
-    if not iterations:
+    if len(rounds) < 2:
         raise ConfigurationError(
-            f"{path} must hold a whole iteration, got none; record at least three iterations"
+            f"{path} must hold two whole iterations, got {len(rounds)}; record a longer run"
         )
-    layers = _layers(order, sizes, iterations)
-    return Profile(name=path.stem, layers=layers)
+    return Profile(name=path.stem, layers=_layers(order, sizes, rounds))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -73,101 +65,66 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"cannot read the timeline {path}: {error}") from error
 
 
-def _iterations(events: Sequence[Mapping[str, Any]], names: set[str]) -> list[_Iteration]:
-    """Cut the events into iterations; keep those in which every parameter was posted."""
-    timed = sorted((event for event in events if "ts" in event), key=lambda event: event["ts"])
-    found: list[_Iteration] = []
-    current = _Iteration(posted={}, gates=[], update_s={})
-    for event in timed:
-        lane, name, begin = event.get("tid"), event["name"], event["ts"] * 1e-6
-        if lane in GATE_LANES:
-            if current.posted:
-                found.append(current)
-                current = _Iteration(posted={}, gates=[], update_s={})
-            _stop(current, lane, name, begin, begin + event["dur"] * 1e-6)
-        elif lane == "gradients":
-            current.posted[name] = begin
-    found.append(current)
-    return [item for item in found if item.gates and names <= item.posted.keys()]
-
-
-def _stop(iteration: _Iteration, lane: str, name: str, begin: float, end: float) -> None:
-    """Note a stop at a gate; stops of the same module that follow each other are one."""
-    gates = iteration.gates
-    if gates and gates[-1][0] == name:
-        gates[-1] = (name, gates[-1][1], end)
-    else:
-        gates.append((name, begin, end))
-    if lane == "update":
-        iteration.update_s[name] = iteration.update_s.get(name, 0.0) + end - begin
+def _rounds(events: Sequence[Mapping[str, Any]], names: set[str]) -> list[_Round]:
+    """Cut the events into rounds; keep those in which every parameter was posted."""
+    rounds = [_Round()]
+    for event in sorted((e for e in events if "ts" in e), key=lambda event: event["ts"]):
+        lane = event.get("tid")
+        if lane == "gradients":
+            if event["name"] in rounds[-1].posted:
+                rounds.append(_Round())
+            rounds[-1].posted[event["name"]] = event["ts"] * 1e-6
+        elif lane == "wait":
+            rounds[-1].wait_s += event["dur"] * 1e-6
+        elif lane == "update":
+            rounds[-1].update_s += event["dur"] * 1e-6
+    return [item for item in rounds if names <= item.posted.keys()]
 
 
 def _layers(
-    order: Sequence[str], sizes: Mapping[str, int], iterations: Sequence[_Iteration]
+    order: Sequence[str], sizes: Mapping[str, int], rounds: Sequence[_Round]
 ) -> tuple[Layer, ...]:
-    modules = list(dict.fromkeys(name for name, _, _ in iterations[-1].gates))
-    owned: dict[str, list[str]] = {module: [] for module in modules}
-    for parameter in order:
-        owned[_owner(parameter, modules)].append(parameter)
-    forward = _medians([_forward_seconds(item) for item in iterations])
-    backward = _medians([_backward_seconds(item, owned) for item in iterations])
-    update = _medians([item.update_s for item in iterations])
+    """One layer per module, in forward order; the last one has what the first gradient hides."""
+    modules = [(name, list(group)) for name, group in groupby(order, key=_module)]
+    backward = _backward_seconds([names for _, names in modules], rounds)
+    rest = median(_rest(one, other) for one, other in pairwise(rounds))
+    last = max(0.0, (rest - sum(backward) / BACKWARD_TO_FORWARD) / (1 + 1 / BACKWARD_TO_FORWARD))
+    backward[-1] += last
+    ratio = (rest - last) / sum(backward) if sum(backward) else 0.0
+    update_s = median(item.update_s for item in rounds) / max(1, sum(sizes.values()))
     return tuple(
         Layer(
-            name=module or "root",
-            forward_s=forward.get(module, 0.0),
-            backward_s=backward.get(module, 0.0),
-            update_s=update.get(module, 0.0),
-            gradient_bytes=sum(sizes[name] for name in owned[module]),
+            name=name,
+            forward_s=seconds * ratio,
+            backward_s=seconds,
+            update_s=sum(sizes[parameter] for parameter in names) * update_s,
+            gradient_bytes=sum(sizes[parameter] for parameter in names),
         )
-        for module in modules
+        for (name, names), seconds in zip(modules, backward, strict=True)
     )
 
 
-def _owner(parameter: str, modules: Sequence[str]) -> str:
-    """The gate whose name is the longest prefix of the parameter's; the first one if none is."""
-    fitting = [name for name in modules if not name or parameter.startswith(f"{name}.")]
-    return max(fitting, key=len, default=modules[0])
+def _module(parameter: str) -> str:
+    return parameter.rpartition(".")[0] or parameter
 
 
-def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: median(row[name] for row in rows if name in row) for name in names}
+def _backward_seconds(modules: Sequence[Sequence[str]], rounds: Sequence[_Round]) -> list[float]:
+    """Seconds from the gradient before to each module's last one, in forward order."""
+    rows = [_gaps(modules, item.posted) for item in rounds]
+    return [median(column) for column in zip(*rows, strict=True)]
 
 
-def _turn(iteration: _Iteration) -> float:
-    """Seconds from the last gate to the first gradient."""
-    return max(0.0, min(iteration.posted.values()) - iteration.gates[-1][2])
+def _gaps(modules: Sequence[Sequence[str]], posted: Mapping[str, float]) -> list[float]:
+    ends = [max(posted[name] for name in names) for names in modules]
+    before = dict(pairwise(sorted({min(posted.values()), *ends})))
+    began = {end: begin for begin, end in before.items()}
+    return [end - began.get(end, end) for end in ends]
 
 
-def _forward_seconds(iteration: _Iteration) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    for (name, _, end), (_, begin, _) in pairwise(iteration.gates):
-        seconds[name] = seconds.get(name, 0.0) + max(0.0, begin - end)
-    last = iteration.gates[-1][0]
-    share = 1 / (1 + BACKWARD_TO_FORWARD)
-    seconds[last] = seconds.get(last, 0.0) + share * _turn(iteration)
-    return seconds
-
-
-def _backward_seconds(
-    iteration: _Iteration, owned: Mapping[str, Sequence[str]]
-) -> dict[str, float]:
-    """Each module's time is that from the gradient before to its own last gradient."""
-    done = {
-        module: max(iteration.posted[name] for name in names)
-        for module, names in owned.items()
-        if names
-    }
-    last = min(iteration.posted.values())
-    seconds: dict[str, float] = {}
-    for module, end in sorted(done.items(), key=lambda pair: pair[1]):
-        seconds[module] = end - last
-        last = end
-    first = min(done, key=lambda module: done[module])
-    share = BACKWARD_TO_FORWARD / (1 + BACKWARD_TO_FORWARD)
-    seconds[first] += share * _turn(iteration)
-    return seconds
+def _rest(one: _Round, other: _Round) -> float:
+    """Seconds from a round's last gradient to the next one's first, without waiting and updates."""
+    between = min(other.posted.values()) - max(one.posted.values())
+    return max(0.0, between - one.wait_s - one.update_s)
 
 
 def write_timeline(spans: Iterable[Span], path: Path) -> None:
