@@ -187,7 +187,7 @@ SAYS: dict[str, tuple[type[ByteSchedulerError], list[str]]] = {
 @pytest.mark.parametrize("name", SAYS)
 def test_mistakes_are_refused_on_every_rank(two_ranks, name):
     kind, words = SAYS[name]
-    for error, text in two_ranks.run(refused, name, timeout=30):
+    for error, text in two_ranks.run(refused, name):
         assert error == kind.__name__, text
         assert all(word in text for word in words), text
 
@@ -202,7 +202,7 @@ def test_mistakes_are_refused_on_every_rank(two_ranks, name):
     ],
 )
 def test_a_mistake_of_one_rank_is_told_to_all(two_ranks, name, words):
-    (kind, text), (own_kind, own_text) = two_ranks.run(refused, name, timeout=30)
+    (kind, text), (own_kind, own_text) = two_ranks.run(refused, name)
     assert kind == "RankMismatchError"
     assert "rank 1" in text
     assert words in text
@@ -222,7 +222,7 @@ def outside_of_the_group(rank: int) -> str:
 
 
 def test_a_rank_outside_of_the_group_is_refused(two_ranks):
-    inside, outside = two_ranks.run(outside_of_the_group, timeout=30)
+    inside, outside = two_ranks.run(outside_of_the_group)
     assert inside == ""
     assert "not a member" in outside
 
@@ -245,7 +245,7 @@ def unequal_passes(rank: int) -> str:
 
 
 def test_unequal_numbers_of_backward_passes_are_named(two_ranks):
-    texts = two_ranks.run(unequal_passes, timeout=60)
+    texts = two_ranks.run(unequal_passes)
     two_ranks.stop()
     assert any("no_sync" in text for text in texts)
     assert all(texts), texts
