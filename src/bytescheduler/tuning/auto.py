@@ -39,6 +39,7 @@ from statistics import median
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from bytescheduler.core.config import Settings
 from bytescheduler.tuning.cache import Cache, JobKey
@@ -55,9 +56,10 @@ __all__ = ["AutoTuner"]
 
 START_UP: Final = 8  # iterations in which adapter, allocator and caches settle
 WARM_UP: Final = 2  # iterations after a switch that still carry the old settings' chunks
-SEARCH_SAMPLES: Final = 12
+SEARCH_SAMPLES: Final = 14
 NEGLIGIBLE: Final = 0.003  # expected improvement, relative, at which a search ends
-REMEASURE_EVERY: Final = 5  # samples
+BAD: Final = 0.3  # log of how much slower than the best counts as bad, whatever more it is
+REMEASURE_EVERY: Final = 7  # samples
 CHANGED: Final = 0.10  # relative difference of one setting's two samples that is no noise
 DECISION_TURNS: Final = 4  # at most, per contestant
 TURN_ITERATIONS: Final = (8, 48)  # at least and at most
@@ -86,6 +88,7 @@ class AutoTuner:
         settings: the ones in force, or asked for.
         samples: what the present search has measured, in order; decisions included.
         searching: False while watching.
+        spent: seconds lost by searches that have ended.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class AutoTuner:
         self._remember = remember
         self._pending: Settings | None = None
         self._iterations = 0
-        self._spent = 0.0  # seconds lost by earlier searches
+        self.spent = 0.0
         self._search_times: list[float] = []  # every iteration of the present search
         self._last: float | None = None
         self._run = self._procedure()
@@ -166,7 +169,7 @@ class AutoTuner:
             self.samples, self._search_times = [], []
             yield from self._search()
             winner = yield from self._decide()
-            self._spent += self._lost(winner.seconds)
+            self.spent += self._lost(winner.seconds)
             self.searching = False
             self._guess = winner.settings
             if self._remember is not None:
@@ -204,15 +207,24 @@ class AutoTuner:
     def _ask(self) -> Settings | None:
         """Where the most improvement is expected; None where hardly any is."""
         measured = self._measured()
-        seconds = np.log([sample.seconds for sample in measured])
+        fastest = self._best()
+        seconds = np.log([sample.seconds / fastest.seconds for sample in measured])
+        seconds = np.minimum(seconds, BAD)  # how bad the bad ones are is of no interest
         points = np.array([features(sample.settings) for sample in measured])
         process = fit(points, seconds, np.array([sample.error for sample in measured]))
         best = float(np.min(process.posterior(points)[0]))  # the least measured may be luck
         gain = expected_improvement(*process.posterior(self._features), best)
         known = {sample.settings for sample in measured}
         gain[[settings in known for settings in self._candidates]] = 0.0
-        index = int(np.argmax(gain))
+        near = gain * self._near(fastest.settings)
+        local = len(self.samples) % 3 > 0 and float(np.max(near)) > NEGLIGIBLE
+        index = int(np.argmax(near if local else gain))
         return self._candidates[index] if gain[index] > NEGLIGIBLE else None
+
+    def _near(self, settings: Settings) -> npt.NDArray[np.float64]:
+        """1 for candidates at most an octave away under the same schedule, 0 for others."""
+        distance = np.abs(self._features - features(settings))
+        return np.all(distance <= (1.0, 1.0, 0.0, 0.0), axis=1).astype(np.float64)
 
     def _decide(self) -> Generator[Settings | None, float, Sample]:
         """The best few and the anchors take turns; clear losers leave, the winner is returned."""
@@ -319,7 +331,7 @@ class AutoTuner:
         run = max(EXPECTED_ITERATIONS, self._iterations) * best
         return (
             lost < SEARCH_BUDGET * EXPECTED_ITERATIONS * best
-            and self._spent + lost < TOTAL_BUDGET * run
+            and self.spent + lost < TOTAL_BUDGET * run
         )
 
 

@@ -1,0 +1,177 @@
+"""The online tuner against jobs whose best settings are known."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from analytic_job import START, AnalyticJob
+
+from bytescheduler.core.config import Settings
+from bytescheduler.tuning.auto import EXPECTED_ITERATIONS, AutoTuner
+from bytescheduler.tuning.cache import Cache
+
+SEEDS = range(5)
+CELLS = [
+    {"exchange": exchange, "overhead": overhead}
+    for exchange in (0.03, 0.1, 0.3)
+    for overhead in (1e-5, 3e-4)
+]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_ends_within_three_percent_of_the_best(cell: dict[str, float]) -> None:
+    excesses = []
+    for seed in SEEDS:
+        job = AnalyticJob(**cell, seed=seed)
+        tuner = job.tune()
+        fifteen = min(tuner.samples[:15], key=lambda sample: sample.seconds)
+        assert job.seconds(fifteen.settings) <= 1.05 * job.best()
+        excesses.append(job.excess())
+    assert sorted(excesses)[len(excesses) // 2] <= 0.03
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_costs_less_than_two_percent_of_a_run_computing_included(cell: dict[str, float]) -> None:
+    job = AnalyticJob(**cell)
+    begin = time.thread_time()
+    job.tune()
+    computing = time.thread_time() - begin
+    assert job.lost + computing < 0.02 * EXPECTED_ITERATIONS * job.best()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_keeps_the_barrier_where_chunks_only_cost(seed: int) -> None:
+    job = AnalyticJob(exchange=0.001, overhead=1e-3, compute=0.02, noise=0.05, seed=seed)
+    tuner = job.tune()
+    assert job.settings.mode == "barrier"
+    assert job.excess() <= 0.01
+    assert len(tuner.samples) <= 30
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.15])
+def test_never_ends_on_something_slower_than_an_anchor(noise: float) -> None:
+    for seed in SEEDS:
+        job = AnalyticJob(exchange=0.01, overhead=2e-5, noise=noise, seed=seed)
+        job.tune()
+        best_anchor = min(job.seconds(anchor) for anchor in job.space.anchors)
+        assert job.seconds(job.settings) <= best_anchor * (1 + noise / 5)
+
+
+def test_equal_times_give_equal_decisions() -> None:
+    runs = [AnalyticJob(seed=3) for _ in range(2)]
+    first, second = (job.tune() for job in runs)
+    assert [sample.settings for sample in first.samples] == [
+        sample.settings for sample in second.samples
+    ]
+
+
+def test_outliers_are_no_samples() -> None:
+    """A checkpoint every 10 iterations that takes as long as 20 of them changes nothing."""
+    job = AnalyticJob()
+    tuner = job.tuner()
+    job.run(
+        tuner,
+        lambda: not tuner.searching,
+        disturbed=lambda iteration: 20.0 if iteration % 10 == 5 else 1.0,
+    )
+    assert job.excess() <= 0.03
+    assert max(sample.seconds for sample in tuner.samples) < 5 * job.best()
+
+
+def test_a_stall_does_not_start_a_new_search() -> None:
+    job = AnalyticJob()
+    tuner = job.tune()
+    remaining = iter(range(400))
+
+    def searching_or_over() -> bool:
+        return tuner.searching or next(remaining, None) is None
+
+    job.run(tuner, searching_or_over, disturbed=lambda n: 5.0 if 100 <= n < 115 else 1.0)
+    assert not tuner.searching
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.05, 0.4), (0.4, 0.05)])
+def test_a_lasting_change_of_rate_is_answered_within_thirty_samples(
+    before: float, after: float
+) -> None:
+    job = AnalyticJob(exchange=before, overhead=1e-4)
+    tuner = job.tune()
+    job.exchange = after
+    job.run(tuner, lambda: tuner.searching, limit=100)
+    job.tune(tuner)
+    assert len(tuner.samples) <= 30
+    assert job.excess() <= 0.03
+
+
+def test_a_change_of_rate_in_the_middle_of_a_search_is_noticed() -> None:
+    job = AnalyticJob(exchange=0.02)
+    tuner = job.tuner()
+    job.run(tuner, lambda: len(tuner.samples) == 8)
+    job.exchange = 0.4
+    job.tune(tuner)
+    assert job.excess() <= 0.03
+
+
+def test_searches_stop_when_the_budget_is_spent() -> None:
+    """A network that changes all the time must not cost more than 2 % of the run for ever."""
+    job = AnalyticJob()
+    tuner = job.tuner()
+    total = 8000
+    for iteration in range(total):
+        if iteration % 300 == 0:
+            job.exchange = 0.3 if job.exchange < 0.2 else 0.05
+        job.run(tuner, iter([False, True]).__next__)
+        if not tuner.searching:
+            job.lost = job.lost if iteration else 0.0
+    searching = tuner.searching
+    assert not searching
+    assert tuner.spent <= 0.025 * total * 0.5
+
+
+def test_the_first_guess_is_measured_first() -> None:
+    job = AnalyticJob()
+    guess = job.space.candidates()[17]
+    tuner = job.tune(job.tuner(guess=guess))
+    assert tuner.samples[0].settings == guess
+
+
+def test_what_was_found_is_the_first_guess_next_time(tmp_path: Path) -> None:
+    def tuner(job: AnalyticJob) -> AutoTuner:
+        tuner = AutoTuner.for_job(
+            signature="model",
+            world_size=2,
+            engine="torch",
+            device="cpu",
+            total_bytes=job.space.total_bytes,
+            initial=START,
+            cache=Cache(tmp_path),
+        )
+        tuner.step(job.now)
+        return tuner
+
+    first, second = AnalyticJob(), AnalyticJob(seed=1)
+    first.tune(tuner(first))
+    again = second.tune(tuner(second))
+    assert replace(again.samples[0].settings, mode="priority") == replace(
+        first.settings, mode="priority"
+    )
+
+
+def test_the_users_own_sizes_take_part() -> None:
+    job = AnalyticJob()
+    mine = Settings(partition_size=3 << 20, credit_size=6 << 20, mode="auto", trace="t.json")
+    tuner = AutoTuner.for_job(
+        signature="model",
+        world_size=2,
+        engine="torch",
+        device="cpu",
+        total_bytes=job.space.total_bytes,
+        initial=mine,
+        cache=Cache(Path("/nonexistent")),
+    )
+    tuner.step(0.0)
+    switched = [tuner.step(0.1 * n) for n in range(1, 12)]
+    assert next(item for item in switched if item) == replace(mine, mode="priority")
