@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from bytescheduler.torch.promise import METADATA, Promise, promises_in
+from bytescheduler.torch.promise import GRADIENT, METADATA, Promise, promises_in
 
 __all__ = ["CheckMode"]
 
@@ -36,7 +36,7 @@ class CheckMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func not in METADATA and "grad" not in getattr(func, "__qualname__", ""):
+        if func not in METADATA and func not in GRADIENT:
             name = resolve_name(func) or repr(func)
             self._session.require_current(promises_in((args, kwargs)), name)
         return result

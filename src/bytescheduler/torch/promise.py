@@ -69,6 +69,7 @@ METADATA: frozenset[Any] = frozenset(
 _READ_GRADIENT: Any = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _WRITE_GRADIENT: Any = torch.Tensor.grad.__set__  # type: ignore[attr-defined]
 _DELETE_GRADIENT: Any = torch.Tensor.grad.__delete__  # type: ignore[attr-defined]
+GRADIENT: frozenset[Any] = frozenset([_READ_GRADIENT, _WRITE_GRADIENT, _DELETE_GRADIENT])
 
 
 class Promise(torch.Tensor):

@@ -1,8 +1,8 @@
 """The user's own optimizer, applied to some of its parameters at a time.
 
 No optimizer is written again: ``step`` of the user's object runs on ``param_groups`` that hold only
-the parameters of the moment, with the hyper-parameters as they were at ``step()``. That is right for
-optimizers that treat each parameter by itself, which those of ``torch.optim`` do except LBFGS.
+the parameters of the moment, with the hyper-parameters as they were at ``step()``. That is right
+for optimizers that treat each parameter by itself, which those of ``torch.optim`` do except LBFGS.
 
 Of a class that is not from there, nothing can be known: a clip over all gradients may bind only
 after weeks, a counter may hide in any attribute. (Trying a split step on live data was considered:
@@ -21,8 +21,10 @@ from torch.optim import Optimizer
 __all__ = ["Updater"]
 
 _Group = dict[str, Any]
-_HARMLESS = {"__init__", "__doc__", "__module__", "__annotations__", "__repr__", "__dict__"}
-_HARMLESS |= {"__weakref__", "__static_attributes__", "__firstlineno__"}
+_HARMLESS = frozenset(
+    ["__init__", "__doc__", "__module__", "__annotations__", "__repr__", "__dict__", "__weakref__"]
+    + ["__static_attributes__", "__firstlineno__"]
+)
 
 
 class Updater:
