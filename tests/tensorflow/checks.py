@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,14 @@ def share(array: np.ndarray) -> np.ndarray:
     return parts[:, bs.rank()].reshape(-1, *array.shape[1:])
 
 
-def as_a_single_process(make: Callable[[], Any], **options: Any) -> None:
+def as_a_single_process(
+    make: Callable[[], Any], *, seed: int | None = None, **options: Any
+) -> None:
     """The weights after 50 steps are those of one process with the joined batch."""
     images, labels = digits()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    single, ours = cnn(1), cnn(1 + bs.rank())  # rank 0's weights must become everybody's
+    single = cnn(1)
+    ours = cnn(1 + bs.rank() if seed is None else seed)  # rank 0's must become everybody's
     single.compile(optimizer=make(), loss=loss, jit_compile=False)
     batch = BATCH * bs.world_size()
     single.fit(images, labels, batch_size=batch, verbose=0, shuffle=False)
@@ -121,6 +125,12 @@ def global_norm_and_barrier() -> None:
 
 def mode_auto() -> None:
     as_a_single_process(lambda: ko.SGD(0.05, momentum=0.9), mode="auto")
+
+
+def over_parameter_servers() -> None:
+    """Servers number the workers by themselves, so all begin with the same weights."""
+    make = partial(ko.SGD, 0.05, momentum=0.9)
+    as_a_single_process(make, seed=1, transport="kvstore", partition_size="4KiB")
 
 
 class Branch(keras.Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import signal
@@ -10,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "src"
 EXAMPLE = HERE.parents[1] / "examples" / "tensorflow" / "keras_digits.py"
+SERVE = "import numpy; numpy.bool = bool; import mxnet"
 LIMIT = 600.0  # seconds for all checks; starting TensorFlow twice takes most of an idle minute
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
@@ -34,14 +37,16 @@ def names(table: str) -> list[str]:
     raise AssertionError(f"checks.py has no {table}")
 
 
-def launch(folder: Path, *command: str, limit: float = LIMIT) -> tuple[list[int], str]:
+def launch(
+    folder: Path, *command: str, limit: float = LIMIT, variables: Mapping[str, str] | None = None
+) -> tuple[list[int], str]:
     """Run two workers under TF_CONFIG; kill each with its children at the end."""
     ports = free_ports(2)
     workers = [f"127.0.0.1:{port}" for port in ports]
     processes = [
         subprocess.Popen(
             [sys.executable, *command],
-            env=environment(workers, rank),
+            env={**environment(workers, rank), **(variables or {})},
             stdout=(folder / f"{rank}.txt").open("wb"),
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -55,10 +60,34 @@ def launch(folder: Path, *command: str, limit: float = LIMIT) -> tuple[list[int]
         codes = [-1]
     finally:
         for process in processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill(process)
     texts = [(folder / f"{rank}.txt").read_text("utf-8", "replace") for rank in range(2)]
     return codes, "\n".join(text[-4000:] for text in texts)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextmanager
+def parameter_servers() -> Iterator[dict[str, str]]:
+    """A scheduler and a server for two workers; yields the workers' variables."""
+    variables = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]),
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_NUM_WORKER": "2",
+    }
+    with ExitStack() as stack:
+        for role in ("scheduler", "server"):
+            environ = {**os.environ, **variables, "DMLC_ROLE": role}
+            process = subprocess.Popen(
+                [sys.executable, "-c", SERVE], env=environ, start_new_session=True
+            )
+            stack.callback(kill, process)
+        yield {**variables, "DMLC_ROLE": "worker"}
 
 
 def free_ports(count: int) -> list[int]:
@@ -118,6 +147,16 @@ def test_a_killed_worker_ends_the_others_within_15_seconds(tmp_path: Path) -> No
     assert ended - killed < 15, output
     assert "lost contact with rank 1" in told["said"]
     assert codes[0] not in (0, -1), output
+
+
+def test_over_parameter_servers_as_a_single_process(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mxnet") is None:
+        pytest.skip("MXNet is not installed")
+    command = (str(HERE / "worker.py"), "servers", str(tmp_path))
+    with parameter_servers() as variables:
+        _, output = launch(tmp_path, *command, limit=300, variables=variables)
+    for rank in range(2):
+        assert report(tmp_path, rank).get("servers") == "ok", output
 
 
 def test_the_example_learns_digits(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""One rank: ``worker.py checks FOLDER`` or ``worker.py victim FOLDER``.
+"""One rank: ``worker.py MODE FOLDER``, with a mode of ``checks``, ``servers`` and ``victim``.
 
 ``checks`` runs the checks of ``checks.py`` and writes a report per rank; the last rank runs those
-that need no other rank while the others have ended. ``victim`` trains for ever; rank 1 kills
+that need no other rank while the others have ended. ``servers`` trains over parameter servers.
+``victim`` trains for ever; rank 1 kills
 itself after some steps, and the others report what they were told, and when.
 """
 
@@ -44,6 +45,10 @@ def _verdict(check: checks.Check) -> str:
     return "ok"
 
 
+def run_servers(folder: Path) -> None:
+    _save(folder, {"servers": _verdict(checks.over_parameter_servers)})
+
+
 def run_victim(folder: Path) -> None:
     model = checks.dense()
     optimizer = bs.ScheduledOptimizer(checks.ko.SGD(0.01), model)
@@ -67,4 +72,5 @@ def _save(folder: Path, report: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    {"checks": run_checks, "victim": run_victim}[sys.argv[1]](Path(sys.argv[2]))
+    modes = {"checks": run_checks, "servers": run_servers, "victim": run_victim}
+    modes[sys.argv[1]](Path(sys.argv[2]))
