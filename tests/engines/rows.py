@@ -82,6 +82,29 @@ def train(
     return weights
 
 
+def one_process(
+    world_size: int, *, make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+) -> Weights:
+    """What ``train`` must give: every rank's gradients, summed in order and divided, here."""
+    torch.manual_seed(7)
+    model = network()
+    optimizer = make(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        for rank in range(world_size):
+            generator = torch.Generator().manual_seed(1000 * rank + step)
+            x = torch.randn(4, 10, generator=generator)
+            y = torch.randint(3, (4,), generator=generator)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            for total, p in zip(sums, model.parameters(), strict=True):
+                total += torch.zeros_like(p) if p.grad is None else p.grad
+        for total, p in zip(sums, model.parameters(), strict=True):
+            p.grad = total / world_size
+        optimizer.step()
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
 def assert_equal(ours: Weights, theirs: Weights, *, tolerance: float = 0.0) -> None:
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
