@@ -14,8 +14,9 @@ it applied to the unpacked archive during the build:
 - C++20 and a few standard headers that older compilers included by themselves;
 - its macro TORCH_VERSION renamed, since torch now has one; the new signature of torch's
   `include_paths`; a header TH/TH.h with forward declarations;
-- `synchronize()` waits without the GIL, which dropping a tensor may need with today's torch:
-  BytePS's threads drop one that is done before the one that is waited for, and both wait for ever.
+- `synchronize()` polls before it waits. Its wait keeps the GIL, and with today's torch dropping a
+  tensor may need the GIL: BytePS's threads drop one that is done before the one that is waited
+  for, and both wait for ever.
 
 Considered and left out: stubs generated from the real libraries (hundreds of MB to download, and
 nothing checks them), and a patch file (it would carry lines of BytePS).
@@ -107,9 +108,11 @@ def _adapt(source: Path) -> None:
     for path in [setup, *(source / "byteps" / "torch").glob("*.cc")]:
         _replace(path, r"\bTORCH_VERSION\b", "BYTEPS_TORCH_VERSION", required=path == setup)
     _replace(setup, r"include_paths\(cuda=True\)", "include_paths('cuda')")
-    without_gil = "pybind11::call_guard<pybind11::gil_scoped_release>()"
-    ops = source / "byteps" / "torch" / "ops.cc"
-    _replace(ops, r"&WaitAndClear\)", f"&WaitAndClear, {without_gil})")
+    ops = source / "byteps" / "torch" / "ops.py"
+    _replace(ops, r"(?m)^import torch$", "import time\nimport torch")
+    wait = "    c_lib.byteps_torch_wait_and_clear(handle)"
+    poll = "    while not poll(handle):\n        time.sleep(0.001)\n"
+    _replace(ops, re.escape(wait), poll + wait)
     # The tests speak TCP; RDMA libraries that happen to be here must not become a dependency.
     _replace(setup, r"return ret_code==0", "return False")
 

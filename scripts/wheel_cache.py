@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -108,7 +109,7 @@ def run_logged(command: list[str], log: Path, *, cwd: Path, env: Mapping[str, st
         try:
             code = process.wait(BUILD_TIMEOUT_S)
         except BaseException:
-            os.killpg(process.pid, 9)
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
     if code != 0:
@@ -166,7 +167,11 @@ def install(*requirements: str) -> None:
 
 
 def report_failure(step: Callable[[], object]) -> int:
-    """Run one step of a command; return its exit code, with a failed build told on stderr."""
+    """Run one step of a command; return its exit code, with a failed build told on stderr.
+
+    A SIGTERM ends the step as Ctrl-C does: with the processes that it started.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         step()
     except (BuildError, subprocess.SubprocessError) as error:
