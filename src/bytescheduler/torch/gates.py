@@ -13,8 +13,7 @@ The order in which gates are passed first is the forward order of the plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -105,17 +104,21 @@ class Gates:
 
 
 class _PreHook:
-    """A forward pre-hook that does not travel with copies of the model."""
+    """A forward pre-hook that does not travel with copies of the model.
+
+    Compiled models break their graph at it: a wait must not be traced.
+    """
 
     def __init__(self, action: Callable[[str], None] | None, name: str) -> None:
         self._action = action
+        self._untraced: Any = torch.compiler.disable(action) if action is not None else None
         self._name = name
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if self._action is None:
             return
         if torch.compiler.is_compiling():
-            _uncompiled()(self._action, self._name)
+            self._untraced(self._name)
         else:
             self._action(self._name)
 
@@ -124,16 +127,6 @@ class _PreHook:
 
     def __reduce__(self) -> Any:
         return _PreHook, (None, self._name)
-
-
-@cache
-def _uncompiled() -> Callable[[Callable[[str], None], str], None]:
-    """A call at which compiled models break their graph: a wait must not be traced."""
-
-    def act(action: Callable[[str], None], name: str) -> None:
-        action(name)
-
-    return cast("Callable[..., None]", torch.compiler.disable(act))
 
 
 def _merged(order: list[str], names: Sequence[str]) -> list[str]:

@@ -340,7 +340,9 @@ def _agreed(
             )
         groups = [len(group["params"]) for group in optimizer.param_groups]
         return {
-            **facts_of(named),
+            **facts_of(model.named_parameters(), "parameter"),
+            **facts_of(model.named_buffers(), "buffer"),
+            "trainable parameters": str(len(named)),
             "optimizer": f"{type(optimizer).__name__} with groups of {groups}",
             "mode": settings.mode,
             "partition_size": str(settings.partition_size),
@@ -404,7 +406,7 @@ def _tuner(
 
     return make_tuner(
         settings,
-        signature=repr(facts_of(named)),
+        signature=repr(facts_of(named, "parameter")),
         world_size=end.world_size,
         engine=type(end).__name__,
         device=str(named[0][1].device) if named else "cpu",

@@ -449,7 +449,8 @@ class Session:
             self._gather()
         self._current(list(self._stepped.values()))
         named = trainable(self._model, self._optimizer, self._sparse)
-        agree(self.transport, "the set of trainable parameters", lambda: facts_of(named))
+        facts = facts_of(named, "parameter")
+        agree(self.transport, "the set of trainable parameters", lambda: facts)
         kept = [self._slots[index].name for index in self._memory.layout.order]
         added = [name for name, _ in named if name not in set(kept)]
         self._rebuild(named, [*kept, *added])

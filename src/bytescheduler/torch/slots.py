@@ -162,9 +162,9 @@ def trainable(
     return [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) in wanted]
 
 
-def facts_of(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
-    """What ranks must agree on of each parameter."""
-    return {f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in named}
+def facts_of(named: Iterable[tuple[str, torch.Tensor]], kind: str) -> dict[str, str]:
+    """What ranks must agree on of each tensor; ``kind`` says what they are."""
+    return {f"{kind} {name}": f"{tuple(t.shape)} {t.dtype}" for name, t in named}
 
 
 def clear_gradient(parameter: Any, set_to_none: bool) -> None:

@@ -22,8 +22,17 @@ __all__ = ["Updater"]
 
 _Group = dict[str, Any]
 _HARMLESS = frozenset(
-    "__init__ __doc__ __module__ __annotations__ __repr__ __dict__ __weakref__ "
-    "__static_attributes__ __firstlineno__".split()
+    [
+        "__init__",
+        "__doc__",
+        "__module__",
+        "__annotations__",
+        "__repr__",
+        "__dict__",
+        "__weakref__",
+        "__static_attributes__",
+        "__firstlineno__",
+    ]
 )
 
 
