@@ -22,7 +22,7 @@ __all__ = ["Updater"]
 
 _Group = dict[str, Any]
 _HARMLESS = frozenset(
-    [
+    {
         "__init__",
         "__doc__",
         "__module__",
@@ -32,7 +32,7 @@ _HARMLESS = frozenset(
         "__weakref__",
         "__static_attributes__",
         "__firstlineno__",
-    ]
+    }
 )
 
 
