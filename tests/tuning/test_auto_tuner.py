@@ -116,19 +116,19 @@ def test_a_change_of_rate_in_the_middle_of_a_search_is_noticed() -> None:
 
 
 def test_searches_stop_when_the_budget_is_spent() -> None:
-    """A network that changes all the time must not cost more than 2 % of the run for ever."""
+    """A network that changes all the time must not keep the tuner searching."""
     job = AnalyticJob()
     tuner = job.tuner()
+    searching = 0
     total = 8000
     for iteration in range(total):
         if iteration % 300 == 0:
             job.exchange = 0.3 if job.exchange < 0.2 else 0.05
         job.run(tuner, iter([False, True]).__next__)
-        if not tuner.searching:
-            job.lost = job.lost if iteration else 0.0
-    searching = tuner.searching
-    assert not searching
-    assert tuner.spent <= 0.025 * total * 0.5
+        searching += tuner.searching
+    slowest_best = 0.1 + 0.3
+    assert tuner.spent <= 0.03 * total * slowest_best
+    assert searching < total / 2
 
 
 def test_the_first_guess_is_measured_first() -> None:
