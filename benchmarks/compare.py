@@ -45,6 +45,9 @@ class Effort:
     sweep_iterations: int = 3
 
 
+_USUAL = Effort()
+
+
 @dataclass(slots=True, kw_only=True)
 class Measured:
     """What is known of one system so far."""
@@ -203,9 +206,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--balance", type=float, default=1.0, help="exchange / compute")
     parser.add_argument("--systems", default=DEFAULT_SYSTEMS, help="comma-separated, or: all")
-    parser.add_argument("--repeats", type=int, default=Effort.repeats)
-    parser.add_argument("--iterations", type=int, default=Effort.iterations, help="per repeat")
-    parser.add_argument("--tries", type=int, default=Effort.tries, help="settings per system")
+    parser.add_argument("--repeats", type=int, default=_USUAL.repeats)
+    parser.add_argument("--iterations", type=int, default=_USUAL.iterations, help="per repeat")
+    parser.add_argument("--tries", type=int, default=_USUAL.tries, help="settings per system")
     parser.add_argument("--scale", type=float, help="divides the layers' sizes")
     parser.add_argument(
         "--compute", type=float, default=COMPUTE_S, help="seconds of forward and backward"

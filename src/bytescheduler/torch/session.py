@@ -116,6 +116,7 @@ class Session:
         """This rank has no more data: take part in the others' steps until none has any."""
         while ACTIVE in self.transport.exchange(JOINED):
             self._joining = False
+            self.zero_grad(set_to_none=True)  # the last average is not a contribution
             self.step()
             self._joining = True
 
