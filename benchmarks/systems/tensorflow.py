@@ -139,11 +139,14 @@ def _optimizer(options: Any) -> Any:
 def _train_step(model: Any, optimizer: Any) -> Any:
     import tensorflow as tf
 
+    # Nothing may be constant: TensorFlow would run stateless nodes once, when it folds constants.
+    data = tf.random.uniform([1, 1])
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(tf.ones([1, 1])))
-    gradients = tape.gradient(loss, model.trainable_variables)
+        tape.watch(data)  # so that every layer has a backward
+        loss = tf.reduce_sum(model(data) ** 2)
+    *gradients, first = tape.gradient(loss, [*model.trainable_variables, data])
     optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-    return loss
+    return loss, first
 
 
 def _model(job: Job) -> Any:
@@ -174,17 +177,22 @@ def _model(job: Job) -> Any:
 
 
 def _with_weight(device: Device, forward_s: float, backward_s: float, numel: int) -> Any:
+    import numpy as np
     import tensorflow as tf
 
-    with tf.init_scope():
-        produced = tf.fill([numel], 1e-3)
+    produced = np.full(numel, 1e-3, np.float32)
+
+    def compute(upstream: Any) -> Any:
+        device.compute(backward_s)
+        return upstream, produced
 
     @tf.custom_gradient
     def operation(x: Any, weight: Any) -> Any:
         def backward(upstream: Any) -> tuple[Any, Any]:
-            passed = _sleep(device, backward_s, upstream)
-            with tf.control_dependencies([passed]):
-                return passed, tf.identity(produced)
+            # One node yields both: a control edge alone would be optimised away.
+            kinds = [x.dtype, tf.float32]
+            passed, gradient = tf.numpy_function(compute, [upstream], kinds, stateful=False)
+            return tf.ensure_shape(passed, x.shape), tf.ensure_shape(gradient, [numel])
 
         return _sleep(device, forward_s, x + weight[:1]), backward
 

@@ -541,7 +541,8 @@ def closing_leaves_a_plain_model() -> None:
     raises(UsageError, lambda: _mse_step(model, optimizer), "closed")
     with tempfile.TemporaryDirectory() as folder:
         model.export(folder, verbose=False)
-        served = tf.saved_model.load(folder).serve(X[:2])
+        loaded = tf.saved_model.load(folder)
+        served = loaded.serve(X[:2])
     np.testing.assert_allclose(served, model(X[:2]), rtol=1e-6)
     alone(ko.SGD(0.1), model).close()
 
