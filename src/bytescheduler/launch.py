@@ -11,6 +11,7 @@ Servers and scheduler run this package, not the user's program: they only have t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -288,12 +289,11 @@ def _signal(child: subprocess.Popen[str], number: signal.Signals) -> None:
 
 
 def _wait(children: Iterable[subprocess.Popen[str]], seconds: float) -> None:
+    """Wait until all have ended, or ``seconds`` have passed."""
     deadline = time.monotonic() + seconds
-    for child in children:
-        try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        for child in children:
             child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return
 
 
 def _interrupt(number: int, frame: object) -> None:

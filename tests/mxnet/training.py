@@ -23,12 +23,12 @@ BATCH = 8
 
 
 class Net(mx.gluon.HybridBlock):
-    """Convolution, batch normalisation, a shared dense layer and an unused one."""
+    """Convolution, batch normalisation and two dense layers."""
 
     def __init__(self) -> None:
         super().__init__(prefix="net_")
         with self.name_scope():
-            self.convolution = mx.gluon.nn.Conv2D(6, 3, in_channels=1)
+            self.convolution = mx.gluon.nn.Conv2D(6, 3, in_channels=1, use_bias=False)
             self.norm = mx.gluon.nn.BatchNorm(in_channels=6)
             self.hidden = mx.gluon.nn.Dense(40, in_units=216, activation="relu")
             self.out = mx.gluon.nn.Dense(10, in_units=40)

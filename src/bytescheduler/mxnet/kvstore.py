@@ -10,7 +10,8 @@ What is scheduled must be known before the flat buffer is laid out. With updates
 first iteration therefore goes through MXNet's own store and shows which keys are pushed; with
 updates on the servers the optimizer knows the parameters.
 
-Sparse arrays, gradient compression and keys that appear later go through MXNet's own store.
+Sparse arrays, gradient compression, keys that are texts, and keys that appear later go through
+MXNet's own store.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
         """Collective: make keys, with rank 0's values."""
         pairs = _pairs(key, value)
         for one, arrays in pairs:
-            if arrays[0].stype == "default":
+            if arrays[0].stype == "default" and isinstance(one, int):
                 self._shapes[one] = tuple(arrays[0].shape)
                 self._dtypes[one] = np.dtype(arrays[0].dtype)
             else:
@@ -123,7 +124,7 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
         """Collective: make keys with rank 0's values, and write these into ``out``."""
         self.init(key, value)
         for one, arrays in _pairs(key, out):
-            self._pull_plainly(one, arrays, priority)
+            self.pull(one, arrays, priority)
             # MXNet orders this pull before no push; a gradient must not get there first
             for array in arrays:
                 array.wait_to_read()
