@@ -103,11 +103,14 @@ def _role(role: str, host: Host) -> Variables:
     }
 
 
+_tensorflow_ports = count(PORT + 1000, 100)  # several pools are up at once, on the same hosts
+
+
 def _tensorflow(
     stack: ExitStack, hub: Host, hosts: Sequence[Host], environment: Mapping[str, str]
 ) -> Prepared:
     """``TF_CONFIG``, as TensorFlow's own multi-worker training wants it."""
-    first = _free_port(hub)
+    first = next(_tensorflow_ports) if hub.namespace is not None else _free_port(hub)
     workers = [f"{host.address}:{first + rank}" for rank, host in enumerate(hosts)]
     each = [
         {
