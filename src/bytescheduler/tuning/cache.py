@@ -85,7 +85,7 @@ class Cache:
                 return _parse(path.read_bytes(), described, base)
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 warnings.warn(
                     f"{path} cannot be used and is ignored ({error}); remove it to silence this",
                     stacklevel=2,
