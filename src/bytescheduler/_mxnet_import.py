@@ -8,9 +8,10 @@ Importing MXNet in a process whose ``DMLC_ROLE`` is ``server`` or ``scheduler`` 
 ends and then leaves the process; the variables are checked before, so a wrong one is named instead
 of aborting in C++.
 
-``mark_broken`` is for a process whose parameter-server job has failed. MXNet would wait in its
-destructors for answers that never come; such a process ends with status 1 when the interpreter has
-run the exit handlers of everybody else.
+``mark_broken`` is for a process whose parameter-server job has failed. MXNet would wait in its exit
+handler and its destructors for answers that never come; such a process ends with status 1 when the
+interpreter has run the exit handlers of everybody else. MXNet's own handler is called from ours,
+when the process has left its job in order.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _READ_LATER: Final = (
     "mxnet.symbol.numpy._symbol",
 )
 _broken = False
+_registered: list[Callable[[], None]] = []  # MXNet's exit handler, once it is imported
 _farewells: list[Callable[[], bool]] = []
 
 
@@ -48,17 +50,18 @@ def load() -> Any:
             that this process is part of a job.
         SystemExit: this process was a server or a scheduler, and its job has ended.
     """
-    if "mxnet" in sys.modules:
+    if _registered:
         return sys.modules["mxnet"]
     if os.environ.get(ROLE):
         require_variables(os.environ)
-    atexit.register(_leave)  # before MXNet registers its own, so it runs after that
+    atexit.register(_leave)  # first, so that it runs after everybody else's
     with _lent_names():
         mxnet = require("mxnet", extra="mxnet")
     for name in _READ_LATER:
         module = sys.modules.get(name)
         if module is not None:
             vars(module)["_np"] = _NumpyWithBool()
+    _take_over_exit(mxnet)
     return mxnet
 
 
@@ -76,10 +79,17 @@ def before_exit(farewell: Callable[[], bool]) -> None:
 def _leave() -> None:
     outcomes = [farewell() for farewell in _farewells]
     if all(outcomes) and not _broken:
+        for shut_down in _registered:
+            shut_down()
         return
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
+
+
+def _take_over_exit(mxnet: Any) -> None:
+    atexit.unregister(mxnet.base._notify_shutdown)
+    _registered.append(mxnet.base._notify_shutdown)
 
 
 @contextmanager

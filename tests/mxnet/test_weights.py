@@ -56,7 +56,11 @@ def test_same_weights_as_the_unwrapped_trainer_after_50_steps(workers, on_server
         for optimizer, options in OPTIMIZERS.items()
         for trainer in ("plain", "scheduled")
     ]
-    train(tmp_path, workers, cases)
+    if on_server:  # a server's optimizer outlives the trainer that sent it
+        for trainer in ("plain", "scheduled"):
+            train(tmp_path, workers, [case for case in cases if case["trainer"] == trainer])
+    else:
+        train(tmp_path, workers, cases)
     for optimizer in OPTIMIZERS:
         expected = weights(tmp_path, f"{optimizer}-plain", 0)
         for rank in range(workers):

@@ -80,9 +80,10 @@ def test_stripes_do_not_share_keys_and_end_with_an_error():
     ]
     assert len(set.union(*taken)) == STRIPES
     keys = KeySpace(64, 0)
+    for _ in range(100):
+        keys.reserve(0)
     with pytest.raises(TransportError, match="larger partition sizes"):
-        for _ in range(10_000):
-            keys.reserve(0)
+        [keys.reserve(0) for _ in range(1000)]
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
