@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 
+import bytescheduler.tensorflow as bs  # before TensorFlow and Keras
+
+# isort: split
 import keras
 import numpy as np
 from sklearn.datasets import load_digits
-
-import bytescheduler.tensorflow as bs
 
 
 def make_model() -> keras.Model:

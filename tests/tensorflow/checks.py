@@ -13,6 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import bytescheduler.tensorflow as bs  # before TensorFlow and Keras
+
+# isort: split
 import keras
 import numpy as np
 import pytest
@@ -20,7 +23,6 @@ import tensorflow as tf
 from keras import layers
 from keras import optimizers as ko
 
-import bytescheduler.tensorflow as bs
 from bytescheduler.exceptions import (
     ConfigurationError,
     RankMismatchError,

@@ -2,7 +2,7 @@
 
 Import this module *before* the first tensor, variable or model is made: importing declares the
 cluster of ``TF_CONFIG`` (or of torchrun or horovodrun) to TensorFlow, which opens its port with the
-first operation. Then::
+first operation. In a parameter-server job import it before ``tensorflow`` and ``keras`` too. Then::
 
     import bytescheduler.tensorflow as bs
 
@@ -12,7 +12,9 @@ first operation. Then::
 """
 
 from bytescheduler._imports import require
+from bytescheduler.tensorflow.servers import load_first
 
+load_first()
 require("tensorflow", extra="tensorflow")
 require("keras", extra="tensorflow")
 

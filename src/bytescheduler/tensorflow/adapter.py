@@ -20,6 +20,7 @@ import tensorflow as tf
 from bytescheduler.core import ParameterSpec, Settings
 from bytescheduler.exceptions import UsageError
 from bytescheduler.tensorflow.runtime import Runtime
+from bytescheduler.tensorflow.servers import refuse_wrong_order
 from bytescheduler.tensorflow.updates import StepState, is_separable, update
 from bytescheduler.tensorflow.variables import (
     Traces,
@@ -59,6 +60,8 @@ class Adapter:
         self._used: dict[int, None] = {}  # units, in the order of their first use
         self._updating = False
         self._closed = False
+        if transport == "kvstore":
+            refuse_wrong_order()
         opened = create(transport) if isinstance(transport, str) else transport
         self.runtime = Runtime(
             [_spec(variable) for variable in self._variables],
