@@ -67,7 +67,7 @@ DECISION_ERROR: Final = 0.003  # standard error that all turns together aim for,
 CONTESTANT: Final = 0.06  # relative distance from the best that still lets it take part
 WINDOW: Final = 20  # iterations that drift is judged by
 WINDOWS: Final = 2  # in a row, beyond the threshold
-DRIFT: Final = 0.12  # relative change of the iteration time that counts
+DRIFT: Final = 0.06  # relative change of the iteration time that counts
 EXPECTED_ITERATIONS: Final = 5000
 SEARCH_BUDGET: Final = 0.01  # of EXPECTED_ITERATIONS, for one search
 TOTAL_BUDGET: Final = 0.02  # of the run, at least of EXPECTED_ITERATIONS
@@ -168,12 +168,16 @@ class AutoTuner:
             self.searching = True
             self.samples, self._search_times = [], []
             yield from self._search()
+            expected = {sample.settings: sample for sample in self._measured()}
             winner = yield from self._decide()
             self.spent += self._lost(winner.seconds)
-            self.searching = False
+            self._search_times = []
             self._guess = winner.settings
             if self._remember is not None:
                 self._remember(winner.settings, winner.seconds)
+            if _differ(winner, expected[winner.settings]) and self._affordable():
+                continue  # what the search measured held no longer when it was decided
+            self.searching = False
             yield from self._watch(winner)
 
     def _search(self) -> Run:
@@ -198,8 +202,7 @@ class AutoTuner:
         """Measure the best again; if it has changed, forget what was measured before."""
         best = self._best()
         sample = yield from self._sample(best.settings)
-        difference = abs(sample.seconds / best.seconds - 1.0)
-        if difference > max(CHANGED, 4 * (sample.error + best.error)):
+        if _differ(sample, best):
             self.samples, self._search_times = [sample], []
             for settings in self._first():
                 yield from self._sample(settings)
@@ -333,6 +336,12 @@ class AutoTuner:
             lost < SEARCH_BUDGET * EXPECTED_ITERATIONS * best
             and self.spent + lost < TOTAL_BUDGET * run
         )
+
+
+def _differ(one: Sample, other: Sample) -> bool:
+    """Whether two samples of the same settings differ by more than noise explains."""
+    difference = abs(one.seconds / other.seconds - 1.0)
+    return difference > max(CHANGED, 4 * (one.error + other.error))
 
 
 def _turn_length(samples: Sequence[Sample]) -> int:
