@@ -205,7 +205,7 @@ class ScheduledOptimizer(Optimizer):
 
     def __reduce__(self) -> Any:
         self.synchronize()
-        return self._inner.__reduce_ex__(2)
+        return _itself, (self._inner,)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__reduce__()
@@ -278,6 +278,11 @@ class ScheduledOptimizer(Optimizer):
                 "use the optimizer that unwrap() returned, or the newer wrapper"
             )
         return self._session
+
+
+def _itself(optimizer: Optimizer) -> Optimizer:
+    """What a pickled wrapper becomes: the optimizer that it wrapped."""
+    return optimizer
 
 
 def _refuse_what_is_wrapped(optimizer: Any, model: Any) -> None:

@@ -43,6 +43,8 @@ class Keeper(Protocol):
 
     def redeem(self, promises: Iterable[Promise]) -> None: ...
 
+    def bring_home(self, tensor: Any) -> None: ...
+
     def read_gradient(self, parameter: Any) -> torch.Tensor | None: ...
 
     def write_gradient(self, parameter: Any, gradient: torch.Tensor | None) -> None: ...
@@ -100,11 +102,11 @@ class Promise(torch.Tensor):
         return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        self.keeper.redeem([self])
+        self.keeper.bring_home(self)
         return copy.deepcopy(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self.keeper.redeem([self])
+        self.keeper.bring_home(self)
         return self.__reduce_ex__(protocol)
 
 

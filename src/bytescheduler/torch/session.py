@@ -352,7 +352,7 @@ class Session:
                 return None
             slot.view.__class__ = self._gradient_class
             return slot.view
-        self._bring_home(slot)
+        self.bring_home(parameter)
         return slot.gradient
 
     def write_gradient(self, parameter: Any, gradient: torch.Tensor | None) -> None:
@@ -361,13 +361,15 @@ class Session:
         if slot.state is State.STEPPED and gradient is None:
             slot.clear = "none"
             return
-        self._bring_home(slot)
+        self.bring_home(parameter)
         slot.gradient = gradient
 
-    def _bring_home(self, slot: Slot) -> None:
-        if slot.state is State.STEPPED:
+    def bring_home(self, tensor: Any) -> None:
+        """End the promise that ``tensor`` is: weights current, or gradients averaged."""
+        slot = self._memory.find(tensor)
+        if slot is not None and slot.state is State.STEPPED:
             self._current([slot])
-        else:
+        elif slot is not None and slot.state is State.POSTED:
             self._bring_gradients()
 
     def require_current(self, tensors: Iterable[promise.Promise], function: str) -> None:

@@ -85,10 +85,14 @@ class Updater:
 
     @property
     def _hooked(self) -> bool:
-        optimizer: Any = self.optimizer
-        return bool(
-            getattr(optimizer, "_optimizer_step_pre_hooks", None)
-            or getattr(optimizer, "_optimizer_step_post_hooks", None)
+        return any(
+            getattr(owner, f"_{scope}optimizer_{when}_hooks", None)
+            for owner, scope, when in (
+                (self.optimizer, "", "step_pre"),
+                (self.optimizer, "", "step_post"),
+                (torch.optim.optimizer, "global_", "pre"),
+                (torch.optim.optimizer, "global_", "post"),
+            )
         )
 
 
