@@ -38,14 +38,17 @@ def peer(optimizer: torch.optim.Optimizer, model: nn.Module) -> Any:
 
 
 def cross_barrier(make: Any, model: nn.Module) -> Weights:
-    """Train by BytePS's optimizer without a barrier, which must know the number of steps."""
+    """Train by BytePS's optimizer without a barrier.
+
+    Its own end, by ``num_steps``, can lose updates: its thread stops at a mark behind which it has
+    itself put back what is not finished yet. So the end is waited for here.
+    """
     from byteps.torch.cross_barrier import CrossBarrier
 
     optimizer = CrossBarrier(
         model,
         make(model.parameters(), lr=0.1),
         named_parameters=model.named_parameters(),
-        num_steps=rows.STEPS,
     )
     bps.broadcast_parameters(model.state_dict(), root_rank=0)
     bps.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -59,6 +62,8 @@ def cross_barrier(make: Any, model: nn.Module) -> Weights:
             with lock:  # held until the parameter's update was applied
                 pass
         meet()
+    optimizer._event_queue.put((None, None, None))
+    optimizer._poller.join()
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -74,10 +79,9 @@ def same_weights_as_one_process() -> None:
 
 
 def same_weights_as_cross_barrier() -> None:
-    for make in (torch.optim.SGD, torch.optim.Adam):
-        ours = train(scheduled("byteps"), bps.rank(), make=make)
-        torch.manual_seed(7)
-        assert_equal(ours, cross_barrier(make, rows.network()), tolerance=1e-5)
+    ours = train(scheduled("byteps"), bps.rank())
+    torch.manual_seed(7)
+    assert_equal(ours, cross_barrier(torch.optim.SGD, rows.network()), tolerance=1e-6)
 
 
 def clipping_which_cross_barrier_cannot_do() -> None:
