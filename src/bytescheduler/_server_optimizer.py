@@ -38,6 +38,10 @@ class ServerOptimizer:
                 if index in by_index:
                     multipliers[key] = by_index[index]
 
+    def _set_current_context(self, device_id: int) -> None:
+        """MXNet's updater says where the next key lives; counts are kept per device."""
+        self.inner._set_current_context(device_id)
+
     def create_state_multi_precision(self, index: int, weight: Any) -> Any:
         """State of a key."""
         if self._is_message(index):
