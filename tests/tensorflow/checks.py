@@ -2,7 +2,7 @@
 
 ``TOGETHER`` run with all ranks at once, ``ALONE`` over a cluster of one, where the wrapped training
 must give bit for bit what the plain one gives. Starting TensorFlow is what takes time, so all
-checks share one launch; see ``worker.py``.
+checks share one launch; see ``keras_worker.py``.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def environment(workers: list[str], rank: int) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("keras")
-    _, output = launch(folder, str(HERE / "worker.py"), "checks", str(folder))
+    _, output = launch(folder, str(HERE / "keras_worker.py"), "checks", str(folder))
     return folder, output
 
 
@@ -139,7 +139,9 @@ def test_as_plain_keras(check: str, outcome: tuple[Path, str]) -> None:
 
 
 def test_a_killed_worker_ends_the_others_within_15_seconds(tmp_path: Path) -> None:
-    codes, output = launch(tmp_path, str(HERE / "worker.py"), "victim", str(tmp_path), limit=240)
+    codes, output = launch(
+        tmp_path, str(HERE / "keras_worker.py"), "victim", str(tmp_path), limit=240
+    )
     ended = time.time()
     killed = float(report(tmp_path, 1)["killed"])
     told = report(tmp_path, 0)
@@ -152,7 +154,7 @@ def test_a_killed_worker_ends_the_others_within_15_seconds(tmp_path: Path) -> No
 def test_over_parameter_servers_as_a_single_process(tmp_path: Path) -> None:
     if importlib.util.find_spec("mxnet") is None:
         pytest.skip("MXNet is not installed")
-    command = (str(HERE / "worker.py"), "servers", str(tmp_path))
+    command = (str(HERE / "keras_worker.py"), "servers", str(tmp_path))
     with parameter_servers() as variables:
         _, output = launch(tmp_path, *command, limit=300, variables=variables)
     for rank in range(2):

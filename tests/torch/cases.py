@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from side_by_side import SMALL, batches
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from training import SMALL, batches
 
 import bytescheduler.torch as bs
 

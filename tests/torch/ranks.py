@@ -15,7 +15,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-PATIENCE = 90.0  # seconds until a scenario counts as hung
+PATIENCE = 60.0  # seconds until a scenario counts as hung
+START = 120.0  # seconds for the ranks to import PyTorch and meet
 
 
 class RankError(AssertionError):
@@ -73,6 +74,8 @@ class RankPool:
             process.start()
             theirs.close()
             self._members.append((process, ours))
+        for rank in range(self.world_size):
+            assert self._answer(rank, START) == ("value", "ready")
 
     def _answer(self, rank: int, timeout: float) -> tuple[str, Any]:
         pipe = self._members[rank][1]
@@ -98,6 +101,7 @@ def _serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    pipe.send(("value", "ready"))
     while True:
         try:
             scenario, args = pipe.recv()

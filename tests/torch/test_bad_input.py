@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import Case, Rows, classify, numbered, plain_loop, sgd
+from side_by_side import SMALL
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import SMALL
 
 import bytescheduler.torch as bs
 from bytescheduler.exceptions import (

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from cases import MODES, Case, Rows, adam, classify, differences, numbered, outcome
+from side_by_side import SMALL
 from torch import nn
 from torch.nn import functional as F
-from training import SMALL
 
 import bytescheduler.torch as bs
 

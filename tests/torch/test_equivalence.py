@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import side_by_side
 import torch
-import training
 from torch import nn
 from torch.nn import functional as F
 
@@ -119,8 +119,8 @@ OPTIMIZERS: dict[str, Any] = {
 
 def scenario(rank: int, model: str, optimizer: str, options: dict[str, Any]) -> dict[str, float]:
     make, batch, loss, ddp = MODELS[model]
-    data = training.batches(rank, STEPS, batch)
-    return training.compare(make(), OPTIMIZERS[optimizer], data, loss, ddp=ddp, **options)
+    data = side_by_side.batches(rank, STEPS, batch)
+    return side_by_side.compare(make(), OPTIMIZERS[optimizer], data, loss, ddp=ddp, **options)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -71,8 +71,10 @@ def survivors_end(job: Job, lost: int) -> list[str]:
     return errors
 
 
-@pytest.mark.parametrize("how", ["kill", "kill-later", "raise", "leave"])
-@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("how", "lost"),
+    [("kill", 0), ("kill", 1), ("kill-later", 0), ("kill-later", 2), ("raise", 1), ("leave", 0)],
+)
 def test_the_others_stop_and_name_who_is_gone(how, lost):
     with Job(3, how, str(lost)) as job:
         job.wait_until_training()

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import MODES, Case, Rows, adam, classify, differences, numbered, outcome, plain_loop, sgd
+from side_by_side import SMALL
 from torch import nn
 from torch.nn import functional as F
-from training import SMALL
 
 import bytescheduler.torch as bs
 

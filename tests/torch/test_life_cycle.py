@@ -28,9 +28,9 @@ from cases import (
     train_ddp,
     train_ours,
 )
+from side_by_side import SMALL, batches
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import SMALL, batches
 
 import bytescheduler.torch as bs
 from bytescheduler.exceptions import UsageError

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from cases import MODES, Case, Rows, adam, check_case, classify, differences, outcome, sgd
+from side_by_side import SMALL, batches
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
-from training import SMALL, batches
 
 import bytescheduler.torch as bs
 

@@ -30,11 +30,11 @@ from cases import (
     sgd,
     step_of,
 )
+from side_by_side import SMALL
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from training import SMALL
 
 import bytescheduler.torch as bs
 

@@ -33,7 +33,7 @@ from bytescheduler.transports.base import MESSAGE_LIMIT, Transport
 
 __all__ = ["Exchange", "Tuner"]
 
-CLOSE_TIMEOUT: Final = 10.0  # seconds to let what is in flight arrive, and the thread end
+CLOSE_TIMEOUT: Final = 5.0  # seconds to let what is in flight arrive, and the thread end
 
 
 class Tuner(Protocol):
@@ -203,16 +203,24 @@ class Exchange:
             self._leader.events.put(None)
         self._thread.join()
 
-    def close(self) -> None:
-        """Let what was posted arrive (10 s at most), stop the thread, close the transport."""
+    def close(self, *, drain: bool = True) -> None:
+        """Stop the thread and close the transport.
+
+        Args:
+            drain: first let what was posted arrive, and the leader end (5 s at most each); False
+                when this rank gives up in the middle of an iteration, so that the others learn of
+                it at once.
+        """
         if self._closing:
             return
         self._closing = True
-        if self.error is None:
+        if drain and self.error is None:
             self._settle()
+        else:
+            self._ledger.close()
         if self._leader is not None:
             self._leader.events.put(None)
-        if self.error is None:
+        if drain and self.error is None:
             self._thread.join(CLOSE_TIMEOUT)
         self._ledger.close()
         self._transport.close()

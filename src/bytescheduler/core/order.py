@@ -106,11 +106,9 @@ class Leader:
 
     def _drain(self) -> list[_Event]:
         events = [self.events.get()]
-        try:
-            while True:
-                events.append(self.events.get_nowait())
-        except queue.Empty:
-            return events
+        while not self.events.empty():
+            events.append(self.events.get_nowait())
+        return events
 
     def _take(self, event: _Event) -> None:
         if isinstance(event, int):

@@ -430,4 +430,4 @@ def _close(session: Session, recorder: TraceRecorder | None, *, finish: bool) ->
 def _end(session: Session, recorder: TraceRecorder | None, pid: int) -> None:
     """At exit, or when the wrapper is dropped; a forked child leaves its parent's session alone."""
     if os.getpid() == pid:
-        _close(session, recorder, finish=session.exchange.error is None)
+        _close(session, recorder, finish=not session.unfinished)

@@ -128,15 +128,20 @@ class Session:
         if self._buffers is not None:
             self._buffers.finish()
 
+    @property
+    def unfinished(self) -> bool:
+        """An iteration was begun and not stepped: its gradients are nobody's yet."""
+        return self._touched
+
     def close(self, *, finish: bool = True) -> None:
-        """Apply what is in flight, take all hooks off, end the thread."""
+        """Take all hooks off and end the thread, after applying what is in flight if ``finish``."""
         try:
             if finish and self.exchange.error is None:
                 self.synchronize()
         finally:
             self._gates.remove()
             self._release()
-            self.exchange.close()
+            self.exchange.close(drain=finish)
 
     def _adopt(self, memory: Memory, settings: Settings) -> None:
         self._memory = memory

@@ -37,9 +37,12 @@ class Transport(ABC):
         rank, world_size: this rank and how many there are.
         ordered: whether all ranks must start the same chunks in the same order. The leader's order
             is followed either way; an engine that needs it is tested for it.
+        interruptible: whether ``close`` wakes a ``receive`` that is blocked in the engine. Where an
+            engine's own wait cannot be ended, it ends when rank 0 stops or its process ends.
     """
 
     ordered: ClassVar[bool]
+    interruptible: ClassVar[bool] = True
     rank: int
     world_size: int
 
@@ -99,4 +102,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the engine; wake a blocked ``receive``. May be called twice, never raises."""
+        """Release the engine; wake a blocked ``receive`` if ``interruptible``.
+
+        May be called twice, never raises.
+        """

@@ -57,6 +57,7 @@ class TorchDistributedTransport(Transport):
     """
 
     ordered: ClassVar[bool] = True
+    interruptible: ClassVar[bool] = False  # nothing ends a wait in Gloo but its peer
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, timeout: float = 1800.0) -> None:
         if not dist.is_available() or not dist.is_initialized():

@@ -1,4 +1,4 @@
-"""One rank: ``worker.py MODE FOLDER``, with a mode of ``checks``, ``servers`` and ``victim``.
+"""One rank: ``keras_worker.py MODE FOLDER``, with a mode of ``checks``, ``servers`` and ``victim``.
 
 ``checks`` runs the checks of ``checks.py`` and writes a report per rank; the last rank runs those
 that need no other rank while the others have ended. ``servers`` trains over parameter servers.
