@@ -13,6 +13,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import bytescheduler.mxnet as bs  # before mxnet, which it imports on today's NumPy
+
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
 
