@@ -39,7 +39,7 @@ FAILED: Final = 1
 INTERRUPTED: Final = 130
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Process:
     """One process of the job.
 

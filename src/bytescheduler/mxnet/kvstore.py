@@ -103,10 +103,9 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
         """How many workers there are."""
         return self._inner.num_workers
 
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        """Whether the servers can run optimizers: yes."""
-        return mxnet.kv.KVStore.is_capable(capability)
+    def is_capable(self, capability: str) -> bool:
+        """Whether the inner store's servers can run optimizers."""
+        return self._inner.is_capable(capability)
 
     def init(self, key: Any, value: Any) -> None:
         """Collective: make keys, with rank 0's values."""
