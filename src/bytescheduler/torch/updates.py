@@ -12,6 +12,7 @@ unless its user declares it ``separable``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ import torch
 from torch.optim import Optimizer
 
 __all__ = ["Updater"]
+
+_OPTIMIZERS = sys.modules[Optimizer.__module__]  # torch deletes the attribute of that name
 
 _Group = dict[str, Any]
 _HARMLESS = frozenset(
@@ -90,8 +93,8 @@ class Updater:
             for owner, scope, when in (
                 (self.optimizer, "", "step_pre"),
                 (self.optimizer, "", "step_post"),
-                (torch.optim.optimizer, "global_", "pre"),
-                (torch.optim.optimizer, "global_", "post"),
+                (_OPTIMIZERS, "global_", "pre"),
+                (_OPTIMIZERS, "global_", "post"),
             )
         )
 
