@@ -28,6 +28,7 @@ NO_SPLIT: Final = 1 << 30  # elements; chunks are split here, not by MXNet
 BOUND: Final = "MXNET_KVSTORE_BIGARRAY_BOUND"
 _ESTABLISHED: Final = "01"
 _PROC: Final = Path("/proc")
+_SOCKET: Final = "socket:["
 _log = logging.getLogger("bytescheduler")
 
 
@@ -147,10 +148,19 @@ def _scheduler_sockets(port: int) -> set[str]:
 
 def _sockets_of(process: Path) -> set[str]:
     try:
-        links = [os.readlink(entry) for entry in (process / "fd").iterdir()]
+        entries = list((process / "fd").iterdir())
     except OSError:
         return set()
-    return {link[8:-1] for link in links if link.startswith("socket:[")}
+    links = {_target(entry) for entry in entries}
+    return {link[len(_SOCKET) : -1] for link in links if link.startswith(_SOCKET)}
+
+
+def _target(link: Path) -> str:
+    """Where a link leads, or nowhere when it has gone meanwhile, as the listing's own has."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
 
 
 def _environment_of(process: Path) -> dict[str, str]:
