@@ -13,7 +13,6 @@ unless its user declares it ``separable``.
 from __future__ import annotations
 
 import sys
-import sys
 from collections.abc import Sequence
 from typing import Any
 
