@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,10 +20,11 @@ from bytescheduler.core.config import ENV_CHECK
 from bytescheduler.core.exchange import Tuner
 from bytescheduler.exceptions import ConfigurationError, UsageError
 from bytescheduler.torch._horovod import unwrap_horovod
-from bytescheduler.torch.agreement import agree, broadcast_optimizer_state, broadcast_tensors
+from bytescheduler.torch.agreement import broadcast_optimizer_state, broadcast_tensors
 from bytescheduler.torch.check import CheckMode
+from bytescheduler.torch.proposal import Proposal, agree_on
 from bytescheduler.torch.session import Session
-from bytescheduler.torch.slots import facts_of, trainable
+from bytescheduler.torch.slots import facts_of
 from bytescheduler.transports.base import Transport
 
 __all__ = ["ScheduledOptimizer"]
@@ -92,15 +92,17 @@ class ScheduledOptimizer(Optimizer):
         separable: bool | None = None,
         trace: str | None = None,
     ) -> None:
-        settings = resolve_settings(
-            partition_size=partition_size, credit_size=credit_size, mode=mode, trace=trace
-        )
-        _refuse_what_is_wrapped(optimizer, model)
+        def proposal() -> Proposal:
+            _refuse_what_is_wrapped(optimizer, model)
+            settings = resolve_settings(
+                partition_size=partition_size, credit_size=credit_size, mode=mode, trace=trace
+            )
+            return Proposal(unwrap_horovod(optimizer) or optimizer, model, settings)
+
         end = _open(transport, group)
         try:
-            optimizer = unwrap_horovod(optimizer) or optimizer
-            sparse = _sparse_parameters(model, optimizer)
-            named = _agreed(end, optimizer, model, settings, sparse)
+            agreed = agree_on(end, proposal)
+            optimizer, settings, named = agreed.optimizer, agreed.settings, agreed.named
             _retire_predecessors(model, optimizer)
             broadcast_tensors(end, [*model.parameters(), *model.buffers()])
             broadcast_optimizer_state(end, optimizer)
@@ -110,7 +112,7 @@ class ScheduledOptimizer(Optimizer):
                 model,
                 optimizer,
                 named,
-                sparse,
+                agreed.sparse,
                 end,
                 settings,
                 sync_buffers=sync_buffers,
@@ -324,71 +326,6 @@ def _open(transport: str | Transport, group: dist.ProcessGroup | None) -> Transp
             f"group goes with transport='torch' only, got transport={transport!r}; leave it out"
         )
     return transports.create(transport)
-
-
-def _agreed(
-    end: Transport,
-    optimizer: Optimizer,
-    model: nn.Module,
-    settings: Settings,
-    sparse: list[nn.Parameter],
-) -> list[tuple[str, nn.Parameter]]:
-    named: list[tuple[str, nn.Parameter]] = []
-
-    def check() -> dict[str, str]:
-        _check_fit(optimizer, model)
-        named.extend(trainable(model, optimizer, sparse))
-        if not named and not sparse:
-            raise UsageError(
-                "optimizer must train at least one parameter of model with requires_grad=True, "
-                "got none; build the optimizer from model.parameters()"
-            )
-        groups = [len(group["params"]) for group in optimizer.param_groups]
-        return {
-            **facts_of(model.named_parameters(), "parameter"),
-            **facts_of(model.named_buffers(), "buffer"),
-            "trainable parameters": str(len(named)),
-            "optimizer": f"{type(optimizer).__name__} with groups of {groups}",
-            "mode": settings.mode,
-            "partition_size": str(settings.partition_size),
-            "credit_size": str(settings.credit_size),
-        }
-
-    agree(end, "model, optimizer and settings", check)
-    return named
-
-
-def _check_fit(optimizer: Optimizer, model: nn.Module) -> None:
-    mine = {id(p): name for name, p in model.named_parameters()}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    strangers = [tuple(p.shape) for p in parameters if id(p) not in mine]
-    if strangers:
-        raise UsageError(
-            f"optimizer's parameters must be the model's, got {len(strangers)} that are not "
-            f"(shapes {strangers[:3]}); build the optimizer from model.parameters(), after the "
-            "model was moved to its device"
-        )
-    devices = {str(p.device) for p in parameters}
-    if len(devices) > 1:
-        raise UsageError(
-            f"all parameters must be on one device, got {sorted(devices)}; "
-            "use one process per device"
-        )
-    for p in parameters:
-        lazy = isinstance(p, nn.parameter.UninitializedParameter)
-        if lazy or not p.is_floating_point() or p.layout is not torch.strided:
-            raise UsageError(
-                f"parameter {mine[id(p)]!r} must be an initialised dense real floating-point "
-                f"tensor, got {'a lazy one' if lazy else f'{p.dtype}, {p.layout}'}; run the model "
-                "once before wrapping, or keep the parameter out of this optimizer"
-            )
-
-
-def _sparse_parameters(model: nn.Module, optimizer: Optimizer) -> list[Any]:
-    optimized = _ids(optimizer)
-    tables = (m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
-    found = dict.fromkeys(m.weight for m in tables if m.sparse and m.weight.requires_grad)
-    return [weight for weight in found if id(weight) in optimized]
 
 
 def _retire_predecessors(model: nn.Module, optimizer: Optimizer) -> None:
