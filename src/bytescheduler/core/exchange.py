@@ -34,6 +34,7 @@ from bytescheduler.transports.base import MESSAGE_LIMIT, Transport
 __all__ = ["Exchange", "Tuner"]
 
 CLOSE_TIMEOUT: Final = 5.0  # seconds to let what is in flight arrive, and the thread end
+PULSE: Final = 1.0  # seconds of waiting before it is asked whether a rank gave up
 
 
 class Tuner(Protocol):
@@ -130,6 +131,10 @@ class Exchange:
         """Whether some parameters, but not all, have been posted in the present round."""
         return len(self._missing) < len(self.layout.specs)
 
+    def posted(self, parameter: int) -> bool:
+        """Whether ``parameter`` has been posted in the present round."""
+        return parameter not in self._missing
+
     def missing(self) -> list[int]:
         """The parameters that have not been posted in the present round."""
         return list(self._missing)
@@ -149,7 +154,8 @@ class Exchange:
             return
         begin = time.perf_counter()
         try:
-            self._ledger.wait_returned(names)
+            while not self._ledger.wait_returned(names, PULSE):
+                self._transport.check()
         except ByteSchedulerError as error:
             raise self._explain(error) from error.__cause__
         if self._observer is not None:
@@ -169,7 +175,10 @@ class Exchange:
         self._steps += 1
         step = Step(number=self._steps, rounds=self._rounds)
         if self._leader is None:
-            self.compare(step)
+            try:
+                self.compare(step)
+            except RankMismatchError as error:
+                raise self._explain(error) from None
             return
         self._leader.events.put(step)
         settings = self._tuner.step(time.perf_counter()) if self._tuner is not None else None
@@ -216,7 +225,8 @@ class Exchange:
         self._closing = True
         if drain and self.error is None:
             self._settle()
-        else:
+        elif self.error is None:
+            self._transport.report("it stopped in the middle of an iteration")
             self._ledger.close()
         if self._leader is not None:
             self._leader.events.put(None)
@@ -328,6 +338,9 @@ class Exchange:
         if self._explanation is None:
             failed = isinstance(error, _Failure)
             self._explanation = self._transport.explain(error.reason) if failed else error
+            self._ledger.fail(self._explanation)
+            if not isinstance(self._explanation, PeerLostError):
+                self._transport.report(str(self._explanation))
             self._transport.close()
         return self._explanation
 

@@ -188,7 +188,9 @@ class Session:
 
     def _gradient(self, slot: Slot) -> None:
         if slot.state is State.POSTED:  # a further backward pass before step()
-            self._complete_round()
+            if self.exchange.posted(slot.index):
+                self._complete_round()
+            self._await([slot.index])
             slot.reopen()
         elif slot.state is State.STEPPED:  # of a graph that is older than the step
             self._update_under(slot)
@@ -235,7 +237,6 @@ class Session:
     def _complete_round(self) -> None:
         if self.exchange.round_open:
             self._flush()
-        self._await(range(len(self._slots)))
 
     # -- step
 
@@ -248,6 +249,7 @@ class Session:
             return self._step_with(closure)
         if self._unsent():
             self._complete_round()
+            self._await(range(len(self._slots)))
             self._flush()
         elif self.exchange.round_open or not self._touched:
             self._flush()

@@ -177,7 +177,7 @@ class Membership:
                 continue
             for rank, closed in self.watch.closed_by(stripe.number).items():
                 if closed >= stripe.opened:
-                    said = f"worker {self.store.rank}: rank {rank} ended its gradient exchange"
+                    said = f"rank {self.store.rank}: rank {rank} ended its gradient exchange"
                     member.fail(PeerLostError(said, (rank,)))
 
     def _members(self) -> list[Member]:

@@ -145,7 +145,7 @@ class Watch:
 
     def _error(self, what: str, ranks: Sequence[int] = ()) -> PeerLostError:
         return PeerLostError(
-            f"worker {self._store.rank}: {what}; this job cannot go on, start it again", ranks
+            f"rank {self._store.rank}: {what}; this job cannot go on, start it again", ranks
         )
 
 

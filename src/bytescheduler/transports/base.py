@@ -100,6 +100,16 @@ class Transport(ABC):
             return error
         return TransportError(f"rank {self.rank}: the gradient exchange failed: {error}")
 
+    def report(self, reason: str) -> None:  # noqa: B027 (an engine without means says nothing)
+        """Leave word for the other ranks that this one gives up though its process lives."""
+
+    def check(self) -> None:  # noqa: B027
+        """Look whether a rank has left such word; called about once a second while waiting.
+
+        Raises:
+            PeerLostError: one has.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Release the engine; wake a blocked ``receive`` if ``interruptible``.

@@ -141,7 +141,7 @@ class KVStoreTransport(Transport):
         if message is None:
             self._inbox.put(None)
             self._raise_if_over()
-            raise TransportClosedError(f"worker {self.rank}: closed while waiting for worker 0")
+            raise TransportClosedError(f"rank {self.rank}: closed while waiting for worker 0")
         return message
 
     def exchange(self, payload: bytes) -> list[bytes]:
@@ -164,7 +164,7 @@ class KVStoreTransport(Transport):
         self._membership.close(self)
         self._inbox.put(None)
         if unanswered or self._error is not None:
-            error = TransportClosedError(f"worker {self.rank}: closed with chunks in flight")
+            error = TransportClosedError(f"rank {self.rank}: closed with chunks in flight")
             self._membership.fail(error)
             self.fail(error)
             return

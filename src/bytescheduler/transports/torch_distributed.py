@@ -38,6 +38,7 @@ from bytescheduler.transports.base import MESSAGE_LIMIT, Done, Transport
 __all__ = ["TorchDistributedTransport"]
 
 FAN_OUT: Final = 8
+GAVE_UP: Final = "bytescheduler/gave-up"
 TAG: Final = 0x6273
 WINDOW: Final = 64  # announcements under way to one child, at most
 POSTED: Final = 4  # receives posted in advance
@@ -161,6 +162,21 @@ class TorchDistributedTransport(Transport):
             f"{ANSWER_TIMEOUT.seconds} s of a failure; it died or left. Engine: {error}",
             gone,
         )
+
+    def report(self, reason: str) -> None:
+        with suppress(RuntimeError, ConnectionError):
+            self._control.get_group_store().set(GAVE_UP, f"{self.rank}\0{reason}")
+
+    def check(self) -> None:
+        try:
+            store = self._control.get_group_store()
+            if not store.check([GAVE_UP]):
+                return
+            rank, _, reason = store.get(GAVE_UP).decode().partition("\0")
+        except (RuntimeError, ConnectionError):
+            return  # the engine itself will notice
+        if int(rank) != self.rank:
+            raise PeerLostError(f"rank {self.rank}: rank {rank} gave up: {reason}", (int(rank),))
 
     def close(self) -> None:
         if self._closed:
