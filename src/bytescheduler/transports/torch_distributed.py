@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -45,6 +46,8 @@ POSTED: Final = 4  # receives posted in advance
 ANSWER_TIMEOUT: Final = timedelta(seconds=3)  # for ranks to say that they are still there
 CONTROL_TIMEOUT: Final = timedelta(days=365)  # a pause between iterations is not a failure
 
+_opened: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # per user's group
+
 
 class TorchDistributedTransport(Transport):
     """Averages tensors with ``all_reduce`` of a process group.
@@ -71,8 +74,7 @@ class TorchDistributedTransport(Transport):
         if self.rank < 0:
             raise UsageError("this rank is not a member of the process group that was passed in")
         self.backend = str(dist.get_backend(group)).split(":")[-1]
-        self._data = _twin(group, self.backend, timedelta(seconds=timeout))
-        self._control = _twin(group, "gloo", CONTROL_TIMEOUT)
+        self._data, self._control, self._store = _open_groups(group, self.backend, timeout)
         self._average = dist.AllreduceOptions()
         self._average.reduceOp = dist.ReduceOp.AVG  # pyright: ignore[reportAttributeAccessIssue]
         first = self.rank * FAN_OUT + 1
@@ -165,14 +167,13 @@ class TorchDistributedTransport(Transport):
 
     def report(self, reason: str) -> None:
         with suppress(RuntimeError, ConnectionError):
-            self._control.get_group_store().set(GAVE_UP, f"{self.rank}\0{reason}")
+            self._store.set(GAVE_UP, f"{self.rank}\0{reason}")
 
     def check(self) -> None:
         try:
-            store = self._control.get_group_store()
-            if not store.check([GAVE_UP]):
+            if not self._store.check([GAVE_UP]):
                 return
-            rank, _, reason = store.get(GAVE_UP).decode().partition("\0")
+            rank, _, reason = self._store.get(GAVE_UP).decode().partition("\0")
         except (RuntimeError, ConnectionError):
             return  # the engine itself will notice
         if int(rank) != self.rank:
@@ -202,16 +203,13 @@ class TorchDistributedTransport(Transport):
     def _witness(self) -> None:
         """Let the others know that this rank lives, at once, though its script may be busy."""
         with suppress(RuntimeError, ConnectionError):
-            self._control.get_group_store().set(
-                f"bytescheduler/alive/{self.rank}", str(os.getpid())
-            )
+            self._store.set(f"bytescheduler/alive/{self.rank}", str(os.getpid()))
 
     def _silent_ranks(self) -> list[int] | None:
         """Ranks that do not answer; None if the store itself does not."""
         try:
             self._witness()
-            store = self._control.get_group_store()
-            return [rank for rank in range(self.world_size) if not _answers(store, rank)]
+            return [rank for rank in range(self.world_size) if not _answers(self._store, rank)]
         except (RuntimeError, ConnectionError):
             return None
 
@@ -251,14 +249,32 @@ class _CudaLane:
                 done(None)
 
 
-def _twin(group: dist.ProcessGroup | None, backend: str, timeout: timedelta) -> dist.ProcessGroup:
+def _open_groups(group: Any, backend: str, timeout: float) -> tuple[Any, Any, dist.Store]:
+    """Collective: a group for chunks, a Gloo group for control, and a store of their own.
+
+    Groups of some ranks only are built by hand on Gloo: ``new_group`` wants all ranks, or, with
+    ``use_local_synchronization``, that its members have opened equally many groups before.
+    """
+    user: Any = group if group is not None else dist.group.WORLD
+    count = _opened.get(user, 0)
+    _opened[user] = count + 1
+    store = dist.PrefixStore(f"bytescheduler/{count}", user.get_group_store())
+    deadlines = (timedelta(seconds=timeout), CONTROL_TIMEOUT)
+    if group is not None and backend == "gloo":
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        data, control = (
+            dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, timeout=deadline)
+            for name, deadline in zip(("data", "control"), deadlines, strict=True)
+        )
+        return data, control, store
     ranks = dist.get_process_group_ranks(group) if group is not None else None
-    twin = dist.new_group(
-        ranks, timeout=timeout, backend=backend, use_local_synchronization=ranks is not None
+    data, control = (
+        dist.new_group(
+            ranks, timeout=deadline, backend=name, use_local_synchronization=ranks is not None
+        )
+        for name, deadline in zip((backend, "gloo"), deadlines, strict=True)
     )
-    if not isinstance(twin, dist.ProcessGroup):
-        raise UsageError("this rank is not a member of the process group that was passed in")
-    return twin
+    return data, control, store
 
 
 def _answers(store: dist.Store, rank: int) -> bool:
