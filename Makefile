@@ -2,6 +2,7 @@
 # make test    build .venv, then run lint, types, unit, property and multi-process tests
 # make venv    build .venv with everything that the tests need, Horovod included
 # make byteps  build BytePS, for its tests only (several minutes, once, kept in the user's cache)
+# make test-byteps  run them: real scheduler, server and workers (root; busy for minutes)
 # make lint | test-fast | test-multiprocess | clean
 
 PYTHON ?= python3.11
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 PACKAGES := $(VENV)/.packages
 HOROVOD := $(VENV)/.horovod
 
-.PHONY: help demo test venv lint test-fast test-multiprocess byteps clean
+.PHONY: help demo test venv lint test-fast test-multiprocess byteps test-byteps clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -39,6 +40,10 @@ venv: $(HOROVOD)
 
 byteps: venv
 	$(BIN)/python scripts/build_byteps.py
+
+test-byteps: byteps
+	BYTESCHEDULER_TEST_BYTEPS=1 $(BIN)/python -m pytest tests/engines/test_byteps.py \
+		tests/scripts/test_run_byteps.py tests/transports -k byteps
 
 $(PACKAGES): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "needs $(PYTHON); name another: make PYTHON=..." >&2; exit 1; }
