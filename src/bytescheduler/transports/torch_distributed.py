@@ -39,6 +39,7 @@ from bytescheduler.transports.base import MESSAGE_LIMIT, Done, Transport
 __all__ = ["TorchDistributedTransport"]
 
 FAN_OUT: Final = 8
+FAREWELL: Final = timedelta(seconds=5)  # for the last announcement to be read
 GAVE_UP: Final = "bytescheduler/gave-up"
 TAG: Final = 0x6273
 WINDOW: Final = 64  # announcements under way to one child, at most
@@ -82,7 +83,9 @@ class TorchDistributedTransport(Transport):
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
         self._posted: deque[tuple[Any, torch.Tensor]] = deque()
         self._device = _CudaLane() if self.backend == "nccl" else None
-        self._closed = False
+        self._closed = self._broken = False
+        self._in_flight = 0
+        self._counting = threading.Lock()
 
     @property
     def stream(self) -> torch.cuda.Stream | None:
@@ -97,6 +100,8 @@ class TorchDistributedTransport(Transport):
         if self._device is not None:
             self._device.start(self._data, handle, self._average, done)
             return
+        with self._counting:
+            self._in_flight += 1
         work = self._data.allreduce(handle, self._average)
         work.get_future().then(lambda future: done(self._outcome(future)))
 
@@ -166,6 +171,7 @@ class TorchDistributedTransport(Transport):
         )
 
     def report(self, reason: str) -> None:
+        self._broken = True
         with suppress(RuntimeError, ConnectionError):
             self._store.set(GAVE_UP, f"{self.rank}\0{reason}")
 
@@ -185,6 +191,17 @@ class TorchDistributedTransport(Transport):
         self._closed = True
         if self._device is not None:
             self._device.close()
+        if self._broken or self._in_flight:
+            return  # a group waits for its collectives: only the process's end frees this one
+        for work, _ in self._sent:
+            with suppress(RuntimeError):
+                work.wait(FAREWELL)
+        self._sent.clear()
+        self._posted.clear()
+        for group in (self._data, self._control):
+            with suppress(AssertionError, RuntimeError, ValueError):
+                dist.destroy_process_group(group)
+        del self._data, self._control
 
     def _forward(self, packed: torch.Tensor) -> None:
         for child in self._children:
@@ -193,6 +210,8 @@ class TorchDistributedTransport(Transport):
             self._sent.popleft()[0].wait()
 
     def _outcome(self, future: Any) -> BaseException | None:
+        with self._counting:
+            self._in_flight -= 1
         try:
             future.value()
         except RuntimeError as error:
@@ -202,6 +221,7 @@ class TorchDistributedTransport(Transport):
 
     def _witness(self) -> None:
         """Let the others know that this rank lives, at once, though its script may be busy."""
+        self._broken = True
         with suppress(RuntimeError, ConnectionError):
             self._store.set(f"bytescheduler/alive/{self.rank}", str(os.getpid()))
 
