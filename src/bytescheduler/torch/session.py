@@ -225,7 +225,9 @@ class Session:
         """Post what this rank did not produce in this round, so that no rank waits for it."""
         self._touch()
         self._current(list(self._stepped.values()))
-        for index in self.exchange.missing():
+        missing = self.exchange.missing()
+        self._await(missing)  # of the round before
+        for index in missing:
             slot = self._slots[index]
             slot.reopen()
             if slot.gradient is not None:  # accumulated under no_sync, or kept
@@ -249,7 +251,6 @@ class Session:
             return self._step_with(closure)
         if self._unsent():
             self._complete_round()
-            self._await(range(len(self._slots)))
             self._flush()
         elif self.exchange.round_open or not self._touched:
             self._flush()
