@@ -256,6 +256,7 @@ class Session:
             self._flush()
         if self._any(State.POSTED) and self._lazy:
             self._updater.snapshot()
+            self._updater.apply([p for p in self._dormant if p.grad is not None])
             self._defer()
             self._end_iteration()
         else:

@@ -68,6 +68,8 @@ class Updater:
 
     def apply(self, parameters: Sequence[torch.Tensor]) -> None:
         """Update ``parameters`` only, with the hyper-parameters of the snapshot."""
+        if not parameters:
+            return
         members: list[list[torch.Tensor]] = [[] for _ in self._groups]
         for parameter in parameters:
             members[self._group_of[parameter]].append(parameter)
