@@ -273,7 +273,10 @@ class Session:
 
     def _unsent(self) -> bool:
         """Whether a pass under no_sync() followed one that was sent."""
-        return any(s.state is State.POSTED and s.gradient is not None for s in self._slots)
+        with promise.plainly():
+            return any(
+                s.state is State.POSTED and s.parameter.grad is not None for s in self._slots
+            )
 
     def _any(self, state: State) -> bool:
         return any(slot.state is state for slot in self._slots)
