@@ -116,13 +116,17 @@ def test_a_third_party_registers_a_transport_by_entry_point(tmp_path, monkeypatc
     """A package installed next to ours is found by its metadata alone."""
     (tmp_path / "pigeon.py").write_text(
         "class Pigeon:\n    def __init__(self, birds=1):\n        self.birds = birds\n"
+        "class Stray(Pigeon):\n    pass\n"
     )
     metadata = tmp_path / "pigeon-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pigeon\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(f"[{transports.GROUP}]\npigeon = pigeon:Pigeon\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert transports.create("pigeon", birds=3).birds == 3  # type: ignore[attr-defined]
+    pigeon = transports.create("pigeon", birds=3)
+    assert pigeon.birds == 3  # type: ignore[attr-defined]
+    assert transports.name_of(pigeon) == "pigeon"
+    assert transports.name_of(sys.modules["pigeon"].Stray()) == "Stray"
 
 
 def test_a_missing_engine_names_the_extra_to_install():

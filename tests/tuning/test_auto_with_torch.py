@@ -22,12 +22,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 import bytescheduler.torch as bs
+from bytescheduler.torch import tuner
+
+told = {}
+make_tuner = tuner.make_tuner
+tuner.make_tuner = lambda settings, **facts: told.update(facts) or make_tuner(settings, **facts)
 
 mode, steps, output = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+layers = nn.Linear(16, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 4)
+model = nn.Sequential(*layers)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 optimizer = bs.ScheduledOptimizer(optimizer, model, mode=mode)
 generator = torch.Generator().manual_seed(dist.get_rank())
@@ -44,7 +50,7 @@ optimizer.unwrap()
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
-result = {"weights": digest.hexdigest(), "used": sorted(used)}
+result = {"weights": digest.hexdigest(), "used": sorted(used), "told": told}
 with open(f"{output}.{dist.get_rank()}", "w") as file:
     json.dump(result, file)
 dist.destroy_process_group()
@@ -91,3 +97,8 @@ def test_weights_while_tuning_equal_those_of_the_untuned_run(tmp_path: Path) -> 
     assert all(isinstance(settings, list) and len(settings) >= 4 for settings in used)
     modes = {settings[0] for settings in used[1]}  # type: ignore[attr-defined]
     assert {"barrier", "priority"} <= modes
+    leader, follower = (rank["told"] for rank in tuned)
+    assert isinstance(leader, dict)
+    assert (leader["engine"], leader["device"], leader["world_size"]) == ("torch", "cpu", 2)
+    assert 1e6 < leader["bandwidth"] < 1e11
+    assert follower == {}

@@ -17,14 +17,13 @@ from torch.optim import Optimizer
 from bytescheduler import transports
 from bytescheduler.core import Settings, TraceRecorder, resolve_settings
 from bytescheduler.core.config import ENV_CHECK
-from bytescheduler.core.exchange import Tuner
 from bytescheduler.exceptions import ConfigurationError, UsageError
 from bytescheduler.torch._horovod import unwrap_horovod
-from bytescheduler.torch.agreement import broadcast_optimizer_state, broadcast_tensors
+from bytescheduler.torch.agreement import broadcast_optimizer_state
 from bytescheduler.torch.check import CheckMode
 from bytescheduler.torch.proposal import Proposal, agree_on
 from bytescheduler.torch.session import Session
-from bytescheduler.torch.slots import facts_of
+from bytescheduler.torch.tuner import broadcast_timed, tuner_of
 from bytescheduler.transports.base import Transport
 
 __all__ = ["ScheduledOptimizer"]
@@ -104,7 +103,7 @@ class ScheduledOptimizer(Optimizer):
             agreed = agree_on(end, proposal)
             optimizer, settings, named = agreed.optimizer, agreed.settings, agreed.named
             _retire_predecessors(model, optimizer)
-            broadcast_tensors(end, [*model.parameters(), *model.buffers()])
+            bandwidth = broadcast_timed(end, [*model.parameters(), *model.buffers()])
             broadcast_optimizer_state(end, optimizer)
             recorder = settings.trace and TraceRecorder(settings.trace, end.rank, end.world_size)
             self._recorder = recorder or None
@@ -118,7 +117,7 @@ class ScheduledOptimizer(Optimizer):
                 sync_buffers=sync_buffers,
                 separable=separable,
                 observer=self._recorder,
-                tuner=_tuner(end, settings, named),
+                tuner=tuner_of(end, settings, named, bandwidth),
             )
         except BaseException:
             end.close()
@@ -337,23 +336,6 @@ def _retire_predecessors(model: nn.Module, optimizer: Optimizer) -> None:
 
 def _ids(optimizer: Optimizer) -> set[int]:
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
-
-
-def _tuner(
-    end: Transport, settings: Settings, named: list[tuple[str, nn.Parameter]]
-) -> Tuner | None:
-    if end.rank != 0:
-        return None
-    from bytescheduler.tuning import make_tuner
-
-    return make_tuner(
-        settings,
-        signature=repr(facts_of(named, "parameter")),
-        world_size=end.world_size,
-        engine=type(end).__name__,
-        device=str(named[0][1].device) if named else "cpu",
-        total_bytes=sum(p.numel() * p.element_size() for _, p in named),
-    )
 
 
 def _close(session: Session, recorder: TraceRecorder | None, *, finish: bool) -> None:

@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import entry_points
 from typing import Any
 
 from bytescheduler.exceptions import ConfigurationError
 from bytescheduler.transports.base import MESSAGE_LIMIT, Done, Transport
 
-__all__ = ["MESSAGE_LIMIT", "Done", "Transport", "create"]
+__all__ = ["MESSAGE_LIMIT", "Done", "Transport", "create", "name_of"]
 
 GROUP = "bytescheduler.transports"
 
@@ -31,3 +32,12 @@ def create(name: str, **options: Any) -> Transport:
             f"a package that brings another registers it in the entry-point group {GROUP!r}"
         )
     return known[name].load()(**options)
+
+
+def name_of(transport: Transport) -> str:
+    """The name that the class of ``transport`` is registered as; its class name if it is not."""
+    for entry in entry_points(group=GROUP):
+        module = sys.modules.get(entry.module)  # that of an instance has been imported
+        if getattr(module, entry.attr, None) is type(transport):
+            return entry.name
+    return type(transport).__name__

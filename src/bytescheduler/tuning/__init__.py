@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from bytescheduler.core.config import Settings
 from bytescheduler.core.exchange import Tuner
 from bytescheduler.tuning.auto import AutoTuner
+from bytescheduler.tuning.bandwidth import timed_broadcast
 from bytescheduler.tuning.cache import Cache
 from bytescheduler.tuning.report import ENV_REPORT, IterationReport
 
-__all__ = ["ENV_REPORT", "AutoTuner", "Cache", "IterationReport", "make_tuner"]
+__all__ = ["ENV_REPORT", "AutoTuner", "Cache", "IterationReport", "make_tuner", "timed_broadcast"]
 
 
 def make_tuner(
@@ -40,11 +41,11 @@ def make_tuner(
         settings: the user's.
         signature: names, shapes and dtypes of the parameters.
         world_size: number of ranks; with one there is nothing to tune.
-        engine: name of the transport.
+        engine: name of the transport, see :func:`bytescheduler.transports.name_of`.
         device: kind of device, e.g. ``cpu`` or ``cuda NVIDIA H100``.
         total_bytes: bytes of all gradients of one rank.
-        bandwidth: bytes per second between ranks, where the adapter has measured it (the initial
-            broadcast of parameters will do).
+        bandwidth: bytes per second between ranks, where the adapter has measured it with
+            :func:`timed_broadcast`.
         environ: the process's environment by default.
     """
     tuner: Tuner | None = None

@@ -4,8 +4,9 @@ One small JSON file per key. So writing is one atomic rename, and jobs that end 
 do not lose each other's entries, without a lock (which network file systems do not all honour).
 Everything that is read is checked as if a stranger had written it.
 
-Bandwidth is part of the key in half octaves: a measured value next time may fall into the
-neighbouring bin, so the neighbours are looked at as well.
+Bandwidth is part of the key in octaves: a measured value next time may fall into the neighbouring
+bin, so the neighbours are looked at as well. Values within a factor of two of each other are thus
+always one network, and those more than a factor of four apart never.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ __all__ = ["Cache", "JobKey", "cache_directory"]
 
 VERSION: Final = 1
 MAX_BYTES: Final = 64 << 10
-BINS_PER_OCTAVE: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class JobKey:
         if not self.bandwidth:
             yield None
             return
-        middle = round(BINS_PER_OCTAVE * math.log2(self.bandwidth))
+        middle = round(math.log2(self.bandwidth))
         yield from (middle, middle - 1, middle + 1)
 
 

@@ -1,0 +1,59 @@
+"""The broadcast of initial parameters is timed on every rank, and always happens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from bytescheduler.transports.fake import FakeNetwork, FakeTransport
+from bytescheduler.tuning import timed_broadcast
+
+SECONDS = 0.1
+
+
+def rates(ranks: int, values: int, late: float = 0.0) -> list[float | None]:
+    """What each rank sees; the last one comes ``late`` seconds after the others."""
+    found: dict[int, float | None] = {}
+
+    def rank(transport: FakeTransport) -> None:
+        buffer = np.full(values, transport.rank, np.float32)
+
+        def broadcast() -> None:
+            time.sleep(SECONDS)
+            transport.broadcast(buffer)
+
+        if transport.rank == ranks - 1:
+            time.sleep(late)
+        found[transport.rank] = timed_broadcast(transport, broadcast, buffer.nbytes)
+        assert not buffer.any()
+
+    _together([lambda end=end: rank(end) for end in FakeNetwork(ranks).transports()])
+    return [found[number] for number in range(ranks)]
+
+
+def _together(actions: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=action) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+
+@pytest.mark.parametrize("late", [0.0, 1.0])
+def test_a_rank_that_comes_late_does_not_count_as_a_slow_network(late: float) -> None:
+    size = 8 << 20
+    for rate in rates(2, size // 4, late):
+        assert rate is not None
+        assert size / (5 * SECONDS) < rate <= size / SECONDS
+
+
+def test_too_little_tells_no_bandwidth() -> None:
+    assert rates(2, 1000) == [None, None]
+
+
+def test_alone_there_is_nothing_to_time() -> None:
+    assert rates(1, 1 << 20) == [None]
