@@ -81,10 +81,21 @@ def layout_of(numels: Sequence[int]) -> Layout:
     )
 
 
+@pytest.fixture(params=[True, False], ids=["reentrant", "threaded"])
+def reentrant(request: pytest.FixtureRequest) -> bool:
+    """Both ways of driving the exchange; see ``core/driver.py``."""
+    return request.param
+
+
 def make(
-    numels: Sequence[int], sizes: Settings, world_size: int = 2, seed: int | None = None
+    numels: Sequence[int],
+    sizes: Settings,
+    world_size: int = 2,
+    seed: int | None = None,
+    *,
+    reentrant: bool = True,
 ) -> tuple[FakeNetwork, list[Rank]]:
-    network = FakeNetwork(world_size, seed=seed)
+    network = FakeNetwork(world_size, seed=seed, reentrant=reentrant)
     layout = layout_of(numels)
     return network, [Rank(end, layout, sizes) for end in network.transports()]
 
@@ -93,7 +104,7 @@ def sizes(partition: int = 64, credit: int = 256, mode: str = "priority") -> Set
     return Settings(partition_size=partition, credit_size=credit, mode=mode)  # type: ignore[arg-type]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     numels=st.lists(st.integers(0, 200), min_size=1, max_size=12),
     partition=st.integers(1, 600),
@@ -101,12 +112,13 @@ def sizes(partition: int = 64, credit: int = 256, mode: str = "priority") -> Set
     mode=st.sampled_from(["priority", "fifo", "barrier"]),
     world_size=st.integers(1, 4),
     seed=st.integers(0, 2**16),
+    reentrant=st.booleans(),
 )
 def test_every_rank_gets_the_average_in_one_common_order(
-    numels, partition, chunks_in_credit, mode, world_size, seed
+    numels, partition, chunks_in_credit, mode, world_size, seed, reentrant
 ):
     config = sizes(partition, partition * chunks_in_credit, mode)
-    network, ranks = make(numels, config, world_size, seed)
+    network, ranks = make(numels, config, world_size, seed, reentrant=reentrant)
 
     def work(rank: Rank) -> None:
         rng = random.Random(seed + rank.rank)
@@ -123,9 +135,9 @@ def test_every_rank_gets_the_average_in_one_common_order(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_cutting_anew_between_iterations_loses_nothing(seed):
+def test_cutting_anew_between_iterations_loses_nothing(seed, reentrant):
     numels = [100, 7, 0, 300, 1]
-    _, ranks = make(numels, sizes(), 3, seed)
+    _, ranks = make(numels, sizes(), 3, seed, reentrant=reentrant)
 
     def work(rank: Rank) -> None:
         rng = random.Random(seed * 10 + rank.rank)
@@ -149,8 +161,8 @@ def test_only_the_leader_decides_settings():
     assert run_ranks(ranks, lambda rank: None) == []
 
 
-def test_a_broken_wire_fails_every_rank_and_hangs_none():
-    network, ranks = make([100, 100], sizes())
+def test_a_broken_wire_fails_every_rank_and_hangs_none(reentrant):
+    network, ranks = make([100, 100], sizes(), reentrant=reentrant)
 
     def work(rank: Rank) -> None:
         if rank.rank == 1:
@@ -165,8 +177,8 @@ def test_a_broken_wire_fails_every_rank_and_hangs_none():
     assert any(isinstance(error, TransportError) and "wire cut" in str(error) for error in errors)
 
 
-def test_a_leader_that_ends_early_is_named_by_its_followers():
-    _, ranks = make([100], sizes())
+def test_a_leader_that_ends_early_is_named_by_its_followers(reentrant):
+    _, ranks = make([100], sizes(), reentrant=reentrant)
 
     def work(rank: Rank) -> None:
         if rank.rank == 1:
@@ -178,8 +190,8 @@ def test_a_leader_that_ends_early_is_named_by_its_followers():
     assert error.ranks == (0,)
 
 
-def test_ranks_that_count_backward_passes_differently_are_told():
-    _, ranks = make([10], sizes())
+def test_ranks_that_count_backward_passes_differently_are_told(reentrant):
+    _, ranks = make([10], sizes(), reentrant=reentrant)
 
     def work(rank: Rank) -> None:
         if rank.rank == 1:
@@ -212,14 +224,14 @@ def test_a_round_knows_what_is_missing():
     assert run_ranks(ranks, work) == []
 
 
-def test_no_thread_outlives_close():
-    _, ranks = make([10, 20], sizes())
+def test_no_thread_outlives_close(reentrant):
+    _, ranks = make([10, 20], sizes(), reentrant=reentrant)
     assert run_ranks(ranks, lambda rank: rank.iterate(0, random.Random(0))) == []
     assert not any(thread.name.startswith("bytescheduler") for thread in threading.enumerate())
 
 
-def test_returned_callbacks_run_once_per_post_and_on_failure():
-    _, ranks = make([50, 50], sizes(64, 64))
+def test_returned_callbacks_run_once_per_post_and_on_failure(reentrant):
+    _, ranks = make([50, 50], sizes(64, 64), reentrant=reentrant)
     calls: list[tuple[int, int]] = []
 
     def work(rank: Rank) -> None:

@@ -95,19 +95,6 @@ def test_a_wait_that_times_out_says_so_and_leaves_no_trace():
     assert ledger.wait_returned([0], timeout=0) is True
 
 
-def test_the_follower_waits_for_the_announced_round_not_the_one_before():
-    ledger = Ledger([4])
-    ledger.post(0)
-    ledger.wait_posted(0, 1)
-    call = Call(lambda: ledger.wait_posted(0, 2))
-    call.join(0.05)
-    assert call.is_alive()
-    ledger.start()
-    ledger.complete([Span(0, 4)])
-    ledger.post(0)
-    assert call.finish().error is None
-
-
 def test_callbacks_run_once_at_the_last_element():
     ledger = Ledger([4])
     calls: list[bool] = []
@@ -120,13 +107,12 @@ def test_callbacks_run_once_at_the_last_element():
     assert calls == [True]
 
 
-@pytest.mark.parametrize("wait", ["posted", "returned"])
-def test_a_failure_wakes_present_and_later_waiters_with_the_first_error(wait):
+def test_a_failure_wakes_present_and_later_waiters_with_the_first_error():
     ledger = Ledger([4, 4])
     ledger.post(0)
 
     def block() -> object:
-        return ledger.wait_posted(1, 1) if wait == "posted" else ledger.wait_returned([0])
+        return ledger.wait_returned([0])
 
     call = Call(block)
     call.join(0.05)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import queue
 import random
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -14,11 +18,15 @@ from bytescheduler.core.plan import Chunk, Layout, ParameterSpec, Plan
 from bytescheduler.core.scheduler import Scheduler
 from bytescheduler.exceptions import TransportError
 
-LIMIT = 5  # integers in one announcement
+LIMIT = 8  # integers in one announcement
 
 
 class LeaderBench:
-    """A leader whose chunks complete in random order, and a diary of what it did."""
+    """A leader whose chunks complete in random order, and a diary of what it did.
+
+    Everything happens in one thread, so a wake-up comes in the midst of another call's work, as it
+    does on a reentrant engine.
+    """
 
     def __init__(self, layout: Layout, partition: int, credit: int, seed: int = 0) -> None:
         self.layout = layout
@@ -27,39 +35,37 @@ class LeaderBench:
         self.started: list[int] = []
         self.flying: list[Chunk] = []
         self.peak = 0  # bytes in flight
-        self.rounds_left: list[list[int]] = []
+        self.landing = 0.7  # probability that a chunk lands while another is started
         self.scheduler = Scheduler(credit)
         self.leader = Leader(
-            layout.cut(partition), self.scheduler, self, self.announced_one, limit=LIMIT
+            layout.cut(partition), self.scheduler, self, self.announce, LIMIT, self.wake
         )
+
+    def wake(self) -> None:
+        self.leader.pump()
 
     def run(self, rounds: Sequence[Sequence[int]]) -> None:
         """Post each round, in its own order, when the one before is back; then stop."""
-        self.rounds_left = [list(order) for order in rounds]
-        self.next_round()
-        self.leader.run()
+        for order in rounds:
+            for parameter in order:
+                self.leader.post(parameter)
+            while self.flying:
+                self.land()
+        self.leader.stop()
 
-    def next_round(self) -> None:
-        order: list[int | None] = [*self.rounds_left.pop(0)] if self.rounds_left else [None]
-        for event in order:
-            self.leader.events.put(event)
-
-    def announced_one(self, message: Sequence[int]) -> None:
+    def announce(self, message: Sequence[int]) -> None:
         self.announced.append(list(message))
-        if message[0] != STOP and not self.flying and not self.scheduler.in_flight:
-            self.next_round()
 
     def start(self, chunk: Chunk) -> None:
-        announced = [index for message in self.announced for index in message if message[0] >= 0]
-        assert announced[len(self.started)] == chunk.index, "started before it was announced"
+        assert chunk.index in self.announced[-1], "started before it was announced"
         self.started.append(chunk.index)
         self.flying.append(chunk)
         self.peak = max(self.peak, sum(c.nbytes for c in self.flying))
-        if self.random.random() < 0.7:
+        if self.random.random() < self.landing:
             self.land()
 
     def land(self) -> None:
-        self.leader.events.put(self.flying.pop(self.random.randrange(len(self.flying))))
+        self.leader.complete(self.flying.pop(self.random.randrange(len(self.flying))))
 
     def compare(self, step: Step) -> None:
         raise AssertionError("the leader announces steps, it does not compare")
@@ -69,26 +75,21 @@ class LeaderBench:
         return self.layout.cut(cut.partition_size)
 
 
-class EagerBench(LeaderBench):
-    """Chunks complete at once; so rounds follow each other by events alone."""
+class BurstBench(LeaderBench):
+    """Nothing is done before ``burst`` ends, as when another thread is slow to wake."""
 
-    def run(self, rounds: Sequence[Sequence[int]]) -> None:
-        for order in rounds:
-            for parameter in order:
-                self.leader.events.put(parameter)
-        self.left = sum(len(self.leader._plan.chunks) for _ in rounds)
-        self.leader.run()
+    asleep = False
 
-    def announced_one(self, message: Sequence[int]) -> None:
-        self.announced.append(list(message))
+    def wake(self) -> None:
+        if not self.asleep:
+            super().wake()
 
-    def start(self, chunk: Chunk) -> None:
-        super().start(chunk)
-        while self.flying:
-            self.land()
-        self.left -= 1
-        if not self.left:
-            self.leader.events.put(None)
+    def burst(self, parameters: Iterable[int]) -> None:
+        self.asleep = True
+        for parameter in parameters:
+            self.leader.post(parameter)
+        self.asleep = False
+        self.leader.pump()
 
 
 def layout_of(numels: Sequence[int]) -> Layout:
@@ -98,12 +99,12 @@ def layout_of(numels: Sequence[int]) -> Layout:
 numels = st.lists(st.integers(0, 100), min_size=1, max_size=8)
 
 
-@given(numels, st.integers(1, 500), st.integers(1, 4), st.integers(1, 3), st.randoms())
+@given(numels, st.integers(16, 500), st.integers(1, 4), st.integers(1, 3), st.randoms())
 def test_every_chunk_of_every_round_is_announced_and_started_once(
     numels, partition, chunks_in_credit, rounds, rng
 ):
     layout = layout_of(numels)
-    bench = EagerBench(layout, partition, partition * chunks_in_credit)
+    bench = LeaderBench(layout, partition, partition * chunks_in_credit, seed=rng.random())
     orders = [rng.sample(range(len(numels)), len(numels)) for _ in range(rounds)]
     bench.run(orders)
     count = len(layout.cut(partition).chunks)
@@ -111,88 +112,162 @@ def test_every_chunk_of_every_round_is_announced_and_started_once(
     assert bench.announced[-1] == [STOP]
     assert all(len(message) <= LIMIT for message in bench.announced)
     assert [i for m in bench.announced[:-1] for i in m] == bench.started
+    assert bench.leader.ended.is_set()
 
 
 def test_a_burst_is_sent_in_forward_order_although_posted_backwards():
-    bench = EagerBench(layout_of([15] * 6), 64, 64)
-    bench.run([[5, 4, 3, 2, 1, 0]])
+    bench = BurstBench(layout_of([15] * 6), 64, 64)
+    bench.burst([5, 4, 3, 2, 1, 0])
+    while bench.flying:
+        bench.land()
     assert bench.started == [0, 1, 2, 3, 4, 5]
 
 
+def test_what_is_urgent_overtakes_what_waits_for_credit():
+    bench = LeaderBench(layout_of([15] * 6), 64, 64)
+    bench.landing = 0.0
+    bench.run([[5, 4, 3, 2, 1, 0]])
+    assert bench.started == [5, 0, 1, 2, 3, 4]
+
+
 def test_a_chunk_waits_for_every_parameter_that_it_overlaps():
-    layout = layout_of([15, 15])
-    bench = EagerBench(layout, 128, 128)
-    bench.leader.events.put(1)
-    bench.leader.events.put(None)
-    bench.leader.run()
+    bench = LeaderBench(layout_of([15, 15]), 128, 128)
+    bench.leader.post(1)
     assert bench.started == []
+    bench.leader.post(0)
+    assert bench.started == [0]
+
+
+def test_nobody_is_woken_for_what_cannot_start():
+    wakes: list[int] = []
+    layout = layout_of([15] * 4)
+    leader: Leader
+    bench = LeaderBench(layout, 64, 64)
+    bench.landing = 0.0
+    leader = Leader(
+        layout.cut(64), Scheduler(64), bench, bench.announce, LIMIT, lambda: wakes.append(1)
+    )
+    leader.post(3)
+    assert len(wakes) == 1
+    leader.pump()
+    for parameter in (2, 1, 0):  # the credit is taken
+        leader.post(parameter)
+    assert len(wakes) == 1
 
 
 def test_the_credit_bounds_what_flies():
-    bench = LeaderBench(layout_of([15] * 6), 64, 128, seed=3)
-    bench.random = random.Random(1)
-
-    class Never(random.Random):
-        def random(self) -> float:
-            return 1.0
-
-    bench.random = Never()
+    bench = LeaderBench(layout_of([15] * 6), 64, 128)
+    bench.landing = 0.0
     for parameter in range(6):
-        bench.leader.events.put(parameter)
-    bench.leader.events.put(None)
-    bench.leader.run()
+        bench.leader.post(parameter)
     assert bench.peak == 128
     assert bench.started == [0, 1]
 
 
 def test_messages_hold_at_most_the_limit():
-    bench = EagerBench(layout_of([15] * 12), 64, 64 * 12)
-    bench.run([range(12)])
+    bench = BurstBench(layout_of([15] * 18), 64, 64 * 18)
+    bench.burst(range(18))
+    bench.leader.stop()
     assert [len(message) for message in bench.announced] == [LIMIT, LIMIT, 2, 1]
 
 
-def test_a_step_is_announced_with_its_rounds():
-    bench = EagerBench(layout_of([1]), 64, 64)
-    bench.leader.events.put(Step(number=7, rounds=9))
-    bench.leader.events.put(None)
-    bench.leader.run()
-    assert bench.announced == [[STEP, 7, 9], [STOP]]
+def test_a_step_is_announced_with_what_comes_next():
+    bench = LeaderBench(layout_of([1]), 64, 64)
+    bench.leader.step(Step(number=7, rounds=9))
+    assert bench.announced == []
+    bench.leader.post(0)
+    bench.leader.step(Step(number=8, rounds=10))
+    bench.leader.stop()
+    assert bench.announced == [[STEP, 7, 9, 0], [STEP, 8, 10, STOP]]
+
+
+def test_steps_that_nothing_follows_do_not_pile_up():
+    bench = LeaderBench(layout_of([15] * 2), 64, 64)
+    for number in range(40):
+        bench.leader.step(Step(number=number, rounds=number))
+    bench.leader.stop()
+    assert all(len(message) <= LIMIT for message in bench.announced)
+    assert [n for m in bench.announced for n in m].count(STEP) == 40
 
 
 def test_a_cut_waits_until_all_is_back_and_holds_later_posts_back():
-    layout = layout_of([15] * 4)
-    bench = EagerBench(layout, 64, 64)
-    bench.leader.events.put(3)
-    bench.leader.events.put(Cut(partition_size=256, credit_size=256, mode=0))
+    bench = LeaderBench(layout_of([15] * 4), 64, 64)
+    bench.landing = 0.0
+    bench.leader.post(3)
+    bench.leader.cut(Cut(partition_size=256, credit_size=256, mode=0))
     for parameter in range(4):
-        bench.leader.events.put(parameter)
-    bench.left = 2
-    bench.leader.run()
+        bench.leader.post(parameter)
+    assert bench.announced == [[3]]
+    bench.land()
+    bench.land()
+    bench.leader.stop()
     assert bench.announced == [[3], [CUT, 256, 256, 0], [0], [STOP]]
 
 
-def test_a_failure_among_the_events_ends_the_leader():
-    bench = EagerBench(layout_of([1]), 64, 64)
-    bench.leader.events.put(TransportError("wire cut"))
+def test_a_failed_start_ends_the_leader():
+    class Broken(LeaderBench):
+        def start(self, chunk: Chunk) -> None:
+            raise TransportError("wire cut")
+
+    bench = Broken(layout_of([15, 15]), 64, 64)
     with pytest.raises(TransportError, match="wire cut"):
-        bench.leader.run()
+        bench.leader.post(1)
+    assert bench.leader.ended.is_set()
+    bench.leader.post(0)
+    bench.leader.stop()
+    assert bench.announced == [[1]]
+
+
+def test_many_threads_post_and_complete_and_each_chunk_starts_once():
+    layout = layout_of([15] * 64)
+    flying: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+
+    class Threaded(LeaderBench):
+        def start(self, chunk: Chunk) -> None:
+            self.started.append(chunk.index)
+            flying.put(chunk)
+
+    def complete() -> None:
+        while (chunk := flying.get()) is not None:
+            bench.leader.complete(chunk)
+
+    bench = Threaded(layout, 64, 256)
+    engine = [threading.Thread(target=complete) for _ in range(3)]
+    posters = [
+        threading.Thread(target=lambda part=part: [bench.leader.post(p) for p in part])
+        for part in (range(0, 64, 2), range(1, 64, 2))
+    ]
+    for thread in [*engine, *posters]:
+        thread.start()
+    for thread in posters:
+        thread.join(10)
+    deadline = time.monotonic() + 10
+    while not bench.scheduler.idle and time.monotonic() < deadline:
+        threading.Event().wait(0.001)
+    for _ in engine:
+        flying.put(None)
+    for thread in engine:
+        thread.join(10)
+    assert sorted(bench.started) == list(range(64))
+    assert [i for m in bench.announced for i in m] == bench.started
 
 
 class FollowerBench:
-    """A follower fed from a list, and a diary."""
+    """A follower, and a diary."""
 
-    def __init__(self, layout: Layout, partition: int, messages: Sequence[Sequence[int]]) -> None:
+    def __init__(self, layout: Layout, partition: int) -> None:
         self.layout = layout
-        self.messages = list(messages)
         self.started: list[int] = []
-        self.waited: list[tuple[int, int]] = []
         self.steps: list[Step] = []
-        self.follower = Follower(
-            layout.cut(partition), self, lambda: self.messages.pop(0), self.wait_posted
-        )
+        self.follower = Follower(layout.cut(partition), self, self.wake)
 
-    def wait_posted(self, parameter: int, round_: int) -> None:
-        self.waited.append((parameter, round_))
+    def wake(self) -> None:
+        self.follower.pump()
+
+    def hear(self, *messages: Sequence[int]) -> None:
+        for message in messages:
+            self.follower.take(message)
+            self.follower.pump()
 
     def start(self, chunk: Chunk) -> None:
         self.started.append(chunk.index)
@@ -204,40 +279,90 @@ class FollowerBench:
         return self.layout.cut(cut.partition_size)
 
 
-@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=LIMIT), max_size=10))
-def test_the_follower_starts_what_is_announced_in_that_order(messages):
-    bench = FollowerBench(layout_of([15] * 6), 64, [*messages, [STOP]])
-    bench.follower.run()
-    assert bench.started == [index for message in messages for index in message]
-    assert bench.messages == []
+@given(st.permutations(range(6)), st.permutations(range(6)), st.data())
+def test_the_follower_starts_what_is_announced_in_that_order(announced, posted, data):
+    bench = FollowerBench(layout_of([15] * 6), 64)
+    left = [*announced], [*posted]
+    while any(left):
+        if left[1] and (not left[0] or data.draw(st.booleans())):
+            bench.follower.post(left[1].pop(0))
+        else:
+            bench.hear([left[0].pop(0)])
+        ready = set(posted) - set(left[1])
+        heard = announced[: len(announced) - len(left[0])]
+        assert bench.started == list(itertools.takewhile(ready.__contains__, heard))
+    assert bench.started == announced
+    assert not bench.follower.waiting
 
 
 def test_the_nth_start_of_a_chunk_waits_for_the_nth_round():
-    bench = FollowerBench(layout_of([15, 15]), 64, [[1, 0], [0, 1], [STOP]])
-    bench.follower.run()
-    assert bench.waited == [(1, 1), (0, 1), (0, 2), (1, 2)]
+    bench = FollowerBench(layout_of([15, 15]), 64)
+    bench.hear([1, 0], [0, 1])
+    for parameter in (0, 1):
+        bench.follower.post(parameter)
+    assert bench.started == [1, 0]
+    bench.follower.post(1)
+    assert bench.started == [1, 0]
+    bench.follower.post(0)
+    assert bench.started == [1, 0, 0, 1]
 
 
-def test_rounds_go_on_counting_over_a_new_cut():
-    bench = FollowerBench(layout_of([15, 15]), 64, [[0, 1], [CUT, 128, 128, 0], [0], [0], [STOP]])
-    bench.follower.run()
-    assert bench.started == [0, 1, 0, 0]
-    assert bench.waited == [(0, 1), (1, 1), (0, 2), (1, 2), (0, 3), (1, 3)]
+def test_what_is_posted_ahead_of_a_new_cut_counts_for_it():
+    bench = FollowerBench(layout_of([15, 15]), 64)
+    bench.follower.post(0)
+    bench.follower.post(1)
+    bench.hear([0, 1])
+    bench.follower.post(1)  # the next round, before the cut is heard
+    bench.hear([CUT, 128, 128, 0, 0])
+    assert bench.started == [0, 1]
+    bench.follower.post(0)
+    assert bench.started == [0, 1, 0]
+
+
+def test_a_cut_in_the_midst_of_a_round_counts_what_was_sent_before_it():
+    bench = FollowerBench(layout_of([15, 15, 15, 15]), 64)
+    bench.follower.post(3)
+    bench.hear([3, CUT, 128, 128, 0])
+    bench.follower.post(2)  # its chunk-mate 3 went before the cut, with this round
+    bench.hear([1])
+    assert bench.started == [3]
+    bench.follower.post(3)
+    assert bench.started == [3, 1]
 
 
 def test_the_follower_hands_steps_over_for_comparison():
-    bench = FollowerBench(layout_of([1]), 64, [[STEP, 4, 5], [STOP]])
-    bench.follower.run()
+    bench = FollowerBench(layout_of([1]), 64)
+    bench.hear([STEP, 4, 5, 0])
     assert bench.steps == [Step(number=4, rounds=5)]
+    bench.follower.post(0)
+    assert bench.started == [0]
 
 
-@given(numels, st.integers(1, 500), st.integers(1, 4), st.integers(1, 3), st.randoms())
+def test_the_follower_ends_with_the_leader():
+    bench = FollowerBench(layout_of([15]), 64)
+    assert bench.follower.take([0])
+    assert not bench.follower.take([STEP, 1, 1, STOP])
+    assert bench.follower.ended.is_set()
+    bench.follower.post(0)
+    assert bench.started == []
+
+
+@given(numels, st.integers(16, 500), st.integers(1, 4), st.integers(1, 3), st.randoms())
 def test_what_the_leader_announces_makes_the_follower_start_the_same(
     numels, partition, chunks_in_credit, rounds, rng
 ):
     layout = layout_of(numels)
-    leader = EagerBench(layout, partition, partition * chunks_in_credit)
-    leader.run([rng.sample(range(len(numels)), len(numels)) for _ in range(rounds)])
-    follower = FollowerBench(layout, partition, leader.announced)
-    follower.follower.run()
+    leader = LeaderBench(layout, partition, partition * chunks_in_credit)
+    follower = FollowerBench(layout, partition)
+    everybody = range(len(numels))
+    heard = 0
+    for _ in range(rounds):
+        for parameter in rng.sample(everybody, len(numels)):
+            leader.leader.post(parameter)
+        while leader.flying:
+            leader.land()
+        for parameter in rng.sample(everybody, len(numels)):
+            follower.follower.post(parameter)
+        follower.hear(*leader.announced[heard:])
+        heard = len(leader.announced)
     assert follower.started == leader.started

@@ -1,10 +1,14 @@
 """One rank's gradient exchange: plan, scheduler, order and transport put together.
 
 Adapters see this class only. They ``post`` a parameter when its gradient lies in the flat buffer,
-and ``wait`` for parameters before they are used; both happen in the thread that trains. One
-background thread moves bytes: it runs the ``Leader`` on rank 0 and a ``Follower`` elsewhere. It
-never touches weights, it ends with ``close``, and whatever goes wrong in it is raised in the
-training thread by the next call.
+and ``wait`` for parameters before they are used; both happen in the thread that trains. What moves
+bytes is the ``Leader`` on rank 0 and a ``Follower`` elsewhere.
+
+On a *reentrant* engine chunks are started by whichever thread makes them startable: the one that
+trains when it posts, the engine's own when a chunk completes, and on the followers one thread that
+listens to rank 0. On other engines one background thread starts all of them. Neither thread
+touches weights, both end with ``close``, and whatever goes wrong in them is raised in the training
+thread by the next call.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from dataclasses import replace
 from typing import Any, Final, Protocol, cast
 
 from bytescheduler.core.config import MODES, Mode, Settings
+from bytescheduler.core.driver import Driver
 from bytescheduler.core.ledger import Ledger
 from bytescheduler.core.order import Cut, Follower, Leader, Step
 from bytescheduler.core.plan import Chunk, Layout, Plan
@@ -89,17 +94,18 @@ class Exchange:
         self._unmatched: dict[int, int] = {}  # step: rounds, of whichever side came first
         self._matching = threading.Lock()
         plan = self._adopt(settings)
+        self._driver = Driver(transport, self._fail, self._abandoned)
+        self._side: Leader | Follower
         self._leader: Leader | None = None
         if transport.rank == 0:
-            scheduler = self._scheduler = _scheduler(settings)
-            self._leader = Leader(plan, scheduler, self, self._announce, MESSAGE_LIMIT)
-            loop = self._leader.run
+            self._scheduler = _scheduler(settings)
+            self._side = self._leader = Leader(
+                plan, self._scheduler, self, self._announce, MESSAGE_LIMIT, self._driver.wake
+            )
+            self._driver.lead(self._leader)
         else:
-            loop = Follower(plan, self, transport.receive, self._ledger.wait_posted).run
-        self._thread = threading.Thread(
-            target=self._serve, args=(loop,), name=f"bytescheduler-{transport.rank}", daemon=True
-        )
-        self._thread.start()
+            self._side = follower = Follower(plan, self, self._driver.wake)
+            self._driver.follow(follower)
 
     @property
     def error(self) -> BaseException | None:
@@ -123,8 +129,7 @@ class Exchange:
         self._count(parameter)
         if self._observer is not None:
             self._observer.posted(parameter)
-        if self._leader is not None:
-            self._leader.events.put(parameter)
+        self._side.post(parameter)
 
     @property
     def round_open(self) -> bool:
@@ -180,7 +185,7 @@ class Exchange:
             except RankMismatchError as error:
                 raise self._explain(error) from None
             return
-        self._leader.events.put(step)
+        self._leader.step(step)
         settings = self._tuner.step(time.perf_counter()) if self._tuner is not None else None
         if settings is not None:
             self.reconfigure(settings)
@@ -193,7 +198,7 @@ class Exchange:
         """
         if self._leader is None:
             raise UsageError("only rank 0 decides the settings; call reconfigure there")
-        self._leader.events.put(
+        self._leader.cut(
             Cut(
                 partition_size=settings.partition_size,
                 credit_size=settings.credit_size,
@@ -202,18 +207,18 @@ class Exchange:
         )
 
     def stop(self) -> None:
-        """Collective: end the thread after what was posted has arrived; the transport stays open.
+        """Collective: end after what was posted has arrived; the transport stays open.
 
         Raises:
             TransportError: the exchange failed, here or before.
         """
         self.wait(range(len(self.layout.specs)))
         if self._leader is not None:
-            self._leader.events.put(None)
-        self._thread.join()
+            self._leader.stop()
+        self._driver.join()
 
     def close(self, *, drain: bool = True) -> None:
-        """Stop the thread and close the transport.
+        """Stop, and close the transport.
 
         Args:
             drain: first let what was posted arrive, and the leader end (5 s at most each); False
@@ -229,12 +234,14 @@ class Exchange:
             self._transport.report("it stopped in the middle of an iteration")
             self._ledger.close()
         if self._leader is not None:
-            self._leader.events.put(None)
+            self._leader.stop()
         if drain and self.error is None:
-            self._thread.join(CLOSE_TIMEOUT)
+            self._driver.join(CLOSE_TIMEOUT)
         self._ledger.close()
+        if self._leader is None:
+            self._side.end()
         self._transport.close()
-        self._thread.join(CLOSE_TIMEOUT if self._leader is not None else 0.0)
+        self._driver.join(CLOSE_TIMEOUT if self._leader is not None else 0.0)
 
     # -- called by the order agreement, in the background thread
 
@@ -312,26 +319,22 @@ class Exchange:
         if error is not None:
             self._fail(error)
         elif self._leader is not None:
-            self._leader.events.put(chunk)
+            self._leader.complete(chunk)
 
-    def _serve(self, loop: Callable[[], None]) -> None:
-        try:
-            loop()
-        except TransportClosedError:
-            self._ledger.close()
-        except Exception as error:  # whatever it is, it belongs into the training thread
-            self._fail(error)
-        else:
-            gone = f"rank {self._transport.rank}: rank 0 ended its gradient exchange"
-            self._ledger.retire(PeerLostError(gone, ranks=(0,)))
+    def _abandoned(self) -> None:
+        """Rank 0 has stopped, as it does at the end."""
+        gone = f"rank {self._transport.rank}: rank 0 ended its gradient exchange"
+        self._ledger.retire(PeerLostError(gone, ranks=(0,)))
 
     def _fail(self, error: BaseException) -> None:
-        if self._closing:
+        if self._closing or isinstance(error, TransportClosedError):
             self._ledger.close()
         else:
             self._ledger.fail(_Failure(error))
         if self._leader is not None:
-            self._leader.events.put(None)
+            self._leader.stop()
+        else:
+            self._side.end()
 
     def _explain(self, error: ByteSchedulerError) -> ByteSchedulerError:
         """Ask the transport who is gone, once; then cut it off, so that the others notice too."""

@@ -1,9 +1,8 @@
 """What the training thread and the sending thread both know of each parameter.
 
-A parameter is *posted* when this rank's gradient lies in the buffer (rounds are counted, so an
-announcement that arrives early is never mistaken for the previous round), and *returned* when
-every element of its slot has come back. Returned elements are counted, not chunks, so that the
-ledger does not care how the buffer is cut.
+A parameter is *posted* when this rank's gradient lies in the buffer, and *returned* when every
+element of its slot has come back. Returned elements are counted, not chunks, so that the ledger
+does not care how the buffer is cut.
 
 One lock; a waiter names exactly what it waits for and is woken once, when all of it is there.
 """
@@ -20,11 +19,24 @@ __all__ = ["Ledger"]
 
 
 class _Waiter:
-    __slots__ = ("event", "pending")
+    """A thread that sleeps until ``pending`` is empty."""
+
+    __slots__ = ("_gate", "_open", "pending")
 
     def __init__(self, pending: set[int]) -> None:
         self.pending = pending
-        self.event = threading.Event()
+        self._open = False
+        self._gate = threading.Lock()  # half the cost of an Event
+        self._gate.acquire()
+
+    def wake(self) -> None:
+        """Called under the ledger's lock."""
+        if not self._open:
+            self._open = True
+            self._gate.release()
+
+    def sleep(self, timeout: float | None) -> None:
+        self._gate.acquire(timeout=-1 if timeout is None else timeout)
 
 
 class Ledger:
@@ -36,13 +48,11 @@ class Ledger:
 
     def __init__(self, slots: Sequence[int]) -> None:
         self._slots = tuple(slots)
-        self._rounds = [0] * len(slots)
         self._outstanding = [0] * len(slots)
         self._in_flight = 0  # chunks
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._lock = threading.Lock()
-        self._returning: list[_Waiter] = []
-        self._posting: tuple[int, int, threading.Event] | None = None
+        self._waiters: list[_Waiter] = []
         self._error: BaseException | None = None
         self._last_words: BaseException | None = None
 
@@ -61,29 +71,9 @@ class Ledger:
             self._raise_if_failed()
             if self._outstanding[parameter]:
                 raise RuntimeError(f"parameter {parameter} was posted while it is in flight")
-            self._rounds[parameter] += 1
             self._outstanding[parameter] = self._slots[parameter]
             if on_returned is not None:
                 self._callbacks[parameter] = on_returned
-            if self._posting is not None and self._satisfied(*self._posting[:2]):
-                self._posting[2].set()
-
-    def wait_posted(self, parameter: int, round_: int) -> None:
-        """Block until ``parameter`` has been posted ``round_`` times on this rank.
-
-        Raises:
-            TransportError: the exchange failed or was closed.
-        """
-        with self._lock:
-            self._raise_if_failed()
-            if self._satisfied(parameter, round_):
-                return
-            event = threading.Event()
-            self._posting = (parameter, round_, event)
-        event.wait()
-        with self._lock:
-            self._posting = None
-            self._raise_if_failed()
 
     def start(self) -> None:
         """Count a chunk that is handed to the transport."""
@@ -123,16 +113,15 @@ class Ledger:
                 return True
             self._raise_if_failed()
             waiter = _Waiter(pending)
-            self._returning.append(waiter)
+            self._waiters.append(waiter)
         try:
-            waiter.event.wait(timeout)
+            waiter.sleep(timeout)
         finally:
             with self._lock:
-                self._returning.remove(waiter)
-        with self._lock:
-            if waiter.pending:
-                self._raise_if_failed()
-            return not waiter.pending
+                self._waiters.remove(waiter)
+        if pending:
+            self._raise_if_failed()
+        return not pending
 
     def retire(self, error: BaseException) -> None:
         """Nothing will be started any more: ``fail`` once the chunks in flight have arrived."""
@@ -158,20 +147,15 @@ class Ledger:
     def _set_error(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
-        for waiter in self._returning:
-            waiter.event.set()
-        if self._posting is not None:
-            self._posting[2].set()
-
-    def _satisfied(self, parameter: int, round_: int) -> bool:
-        return self._rounds[parameter] >= round_
+        for waiter in self._waiters:
+            waiter.wake()
 
     def _wake(self, parameter: int) -> None:
-        for waiter in self._returning:
+        for waiter in self._waiters:
             if parameter in waiter.pending:
                 waiter.pending.discard(parameter)
                 if not waiter.pending:
-                    waiter.event.set()
+                    waiter.wake()
 
     def _raise_if_failed(self) -> None:
         if self._error is not None:

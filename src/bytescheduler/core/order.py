@@ -10,18 +10,25 @@ Considered instead: negotiation as in Horovod (a round trip and a cycle time per
 order (an unlucky first chunk blocks all), a credit on every rank (two full windows of different
 chunks wait for each other for ever, also on engines that accept any order).
 
-A message is a list of integers: chunk numbers (>= 0), or an opcode from below with its operands.
+A message is a list of integers: chunk numbers (>= 0) and opcodes from below with their operands.
 
 Every parameter is posted once per *round*; an iteration has one round, or more when the user runs
 several backward passes without ``no_sync``. Ranks whose numbers of rounds differ would mix
-iterations, so the leader announces its number at the end of each step and the others compare.
+iterations, so the leader announces its number at the end of each step, along with the chunks that
+come next, and the others compare.
+
+Readiness is counted by who posts, under a lock; a thread is woken, or an engine called, only when
+that makes something due. Waking a thread for every gradient was the larger part of what scheduling
+cost: it takes the interpreter's lock from the thread that trains.
 """
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 from bytescheduler.core.plan import Chunk, Plan
@@ -51,9 +58,6 @@ class Step:
     rounds: int
 
 
-_Event = int | Chunk | Cut | Step | BaseException | None
-
-
 class _Starter(Protocol):
     """What both sides need of the exchange that owns them."""
 
@@ -64,12 +68,85 @@ class _Starter(Protocol):
     def compare(self, step: Step) -> None: ...
 
 
-class Leader:
-    """Rank 0's loop: gathers what became ready, decides, announces, starts.
+class _Readiness:
+    """Which chunks have all their parameters: counted up as parameters are posted.
 
-    ``events`` is its only input, a queue of: a parameter that was posted (int), a chunk that
-    completed, the end of a step, a cut to make, a failure, or None to stop. Everything that is in
-    the queue when it wakes is taken before it decides, so a burst costs one announcement.
+    A parameter is posted again only when all its chunks have come back, so a chunk's count can
+    start anew as soon as the chunk is ready.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._missing = [len(chunk.spans) for chunk in plan.chunks]
+        self.partial = 0  # posted parts of chunks that are not ready yet
+
+    def post(self, parameter: int) -> list[Chunk]:
+        """Count ``parameter``; return the chunks that are ready now."""
+        ready: list[Chunk] = []
+        for index in self._plan.chunks_of[parameter]:
+            self._missing[index] -= 1
+            self.partial += 1
+            if not self._missing[index]:
+                chunk = self._plan.chunks[index]
+                self._missing[index] = len(chunk.spans)
+                self.partial -= len(chunk.spans)
+                ready.append(chunk)
+        return ready
+
+
+class _Side:
+    """What leader and follower share: a state under a lock, and the work that it makes due.
+
+    Any thread may change the state, the one that trains and the engine's own. What is due then is
+    done by ``pump``, by one thread at a time, outside of the lock; a thread that finds another one
+    at it leaves its work to that one, so nobody waits for an engine's call but who makes it.
+
+    Args:
+        wake: called, outside of the lock, when something became due: ``pump``, or what makes
+            another thread call it.
+
+    Attributes:
+        ended: nothing is due any more, ever: the leader has stopped, or something failed.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.ended = threading.Event()
+        self._lock = threading.Lock()
+        self._wake = wake
+        self._busy = False
+
+    def end(self) -> None:
+        """Do nothing more."""
+        self.ended.set()
+        self._wake()
+
+    def pump(self) -> None:
+        """Do everything that is due."""
+        with self._lock:
+            if self._busy:
+                return
+            self._busy = True
+        while True:
+            with self._lock:
+                action = None if self.ended.is_set() else self._due()
+                if action is None:
+                    self._busy = False
+                    return
+            try:
+                action()
+            except BaseException:
+                self.ended.set()
+                raise
+
+    def _due(self) -> Callable[[], None] | None:
+        """Take the next action off the state; called under the lock."""
+        raise NotImplementedError
+
+
+class Leader(_Side):
+    """Rank 0's side: gathers what became ready, decides, announces, starts.
+
+    What has become ready while one announcement was made goes with the next, so a burst costs few.
 
     Args:
         announce: sends one message to all followers.
@@ -83,136 +160,196 @@ class Leader:
         exchange: _Starter,
         announce: Callable[[Sequence[int]], None],
         limit: int,
+        wake: Callable[[], None],
     ) -> None:
-        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        super().__init__(wake)
         self._scheduler = scheduler
         self._exchange = exchange
         self._announce = announce
         self._limit = limit
+        self._ready = _Readiness(plan)
+        self._news: list[int] = []  # to be announced in front of the next chunks
         self._cut: Cut | None = None
         self._deferred: list[int] = []
-        self._running = True
-        self._arm(plan)
+        self._stopping = False
 
-    def run(self) -> None:
-        """Serve events until stopped; on the way out tell the followers."""
-        while self._running:
-            for event in self._drain():
-                self._take(event)
-            if self._cut is not None and self._quiet:
-                self._apply_cut(self._cut)
-            self._send()
-        self._announce([STOP])
+    def post(self, parameter: int) -> None:
+        """This rank's gradient of ``parameter`` is there."""
+        with self._lock:
+            self._post(parameter)
+            due = self._scheduler.startable and not self._busy
+        if due:
+            self._wake()
 
-    def _drain(self) -> list[_Event]:
-        events = [self.events.get()]
-        while not self.events.empty():
-            events.append(self.events.get_nowait())
-        return events
+    def complete(self, chunk: Chunk) -> None:
+        """The average of ``chunk`` is there."""
+        with self._lock:
+            self._scheduler.complete(chunk)
+            due = (self._scheduler.startable or self._may_cut) and not self._busy
+        if due:
+            self._wake()
 
-    def _take(self, event: _Event) -> None:
-        if isinstance(event, int):
-            self._posted(event)
-        elif isinstance(event, Chunk):
-            self._scheduler.complete(event)
-        elif isinstance(event, Cut):
-            self._cut = event
-        elif isinstance(event, Step):
-            self._announce([STEP, event.number, event.rounds])
-        elif event is None:
-            self._running = False
-        else:
-            raise event
+    def step(self, step: Step) -> None:
+        """Announce the end of an iteration, along with what is announced next."""
+        with self._lock:
+            self._news += [STEP, step.number, step.rounds]
+            due = self._news_are_many and not self._busy
+        if due:
+            self._wake()
 
-    def _posted(self, parameter: int) -> None:
+    def cut(self, cut: Cut) -> None:
+        """Change settings on all ranks as soon as nothing is in flight."""
+        with self._lock:
+            self._cut = cut
+            due = self._may_cut and not self._busy
+        if due:
+            self._wake()
+
+    def stop(self) -> None:
+        """Start nothing more, tell the followers, set ``ended``."""
+        with self._lock:
+            self._stopping = True
+            due = not self._busy
+        if due:
+            self._wake()
+
+    def _post(self, parameter: int) -> None:
         if self._cut is not None:
             self._deferred.append(parameter)
             return
-        for index in self._plan.chunks_of[parameter]:
-            self._missing[index] -= 1
-            self._waiting += 1
-            if not self._missing[index]:
-                chunk = self._plan.chunks[index]
-                self._missing[index] = len(chunk.spans)
-                self._waiting -= len(chunk.spans)
-                self._scheduler.push(chunk)
+        for chunk in self._ready.post(parameter):
+            self._scheduler.push(chunk)
 
     @property
-    def _quiet(self) -> bool:
+    def _may_cut(self) -> bool:
         """No chunk is partly ready, queued or in flight: the buffer may be cut anew."""
-        return not self._waiting and self._scheduler.idle
+        return self._cut is not None and not self._ready.partial and self._scheduler.idle
 
-    def _apply_cut(self, cut: Cut) -> None:
-        self._announce([CUT, cut.partition_size, cut.credit_size, cut.mode])
-        self._arm(self._exchange.recut(cut))
-        self._cut = None
-        deferred, self._deferred = self._deferred, []
-        for parameter in deferred:
-            self._posted(parameter)
+    @property
+    def _news_are_many(self) -> bool:
+        """No room for a cut behind them."""
+        return len(self._news) > self._limit - 4
 
-    def _arm(self, plan: Plan) -> None:
-        self._plan = plan
-        self._missing = [len(chunk.spans) for chunk in plan.chunks]
-        self._waiting = 0  # posted spans of chunks that are not ready yet
-
-    def _send(self) -> None:
-        while batch := self._startable():
-            self._announce([chunk.index for chunk in batch])
-            for chunk in batch:
-                self._exchange.start(chunk)
-
-    def _startable(self) -> list[Chunk]:
+    def _due(self) -> Callable[[], None] | None:
+        if self._stopping:
+            return partial(self._say_goodbye, [*self._take_news(), STOP])
+        if self._may_cut and self._cut is not None:
+            return partial(self._apply, self._cut, self._take_news())
+        if self._news_are_many:
+            return partial(self._announce, self._take_news())
         batch: list[Chunk] = []
-        while len(batch) < self._limit and (chunk := self._scheduler.pop()) is not None:
+        room = self._limit - len(self._news)
+        while len(batch) < room and (chunk := self._scheduler.pop()) is not None:
             batch.append(chunk)
-        return batch
+        return partial(self._send, self._take_news(), batch) if batch else None
+
+    def _take_news(self) -> list[int]:
+        news, self._news = self._news, []
+        return news
+
+    def _send(self, news: list[int], batch: list[Chunk]) -> None:
+        self._announce([*news, *(chunk.index for chunk in batch)])
+        for chunk in batch:
+            self._exchange.start(chunk)
+
+    def _apply(self, cut: Cut, news: list[int]) -> None:
+        self._announce([*news, CUT, cut.partition_size, cut.credit_size, cut.mode])
+        plan = self._exchange.recut(cut)
+        with self._lock:
+            self._ready = _Readiness(plan)
+            if self._cut is cut:
+                self._cut = None
+            deferred, self._deferred = self._deferred, []
+            for parameter in deferred:
+                self._post(parameter)
+
+    def _say_goodbye(self, message: list[int]) -> None:
+        self._announce(message)
+        self.ended.set()
 
 
-class Follower:
-    """The other ranks' loop: start what is announced, in that order, when it is ready here.
+class Follower(_Side):
+    """The other ranks' side: start what is announced, in that order, when it is ready here."""
 
-    Args:
-        receive: blocks for the leader's next message.
-        wait_posted: ``wait_posted(parameter, round)`` blocks until this rank has posted it.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        exchange: _Starter,
-        receive: Callable[[], Sequence[int]],
-        wait_posted: Callable[[int, int], None],
-    ) -> None:
+    def __init__(self, plan: Plan, exchange: _Starter, wake: Callable[[], None]) -> None:
+        super().__init__(wake)
         self._exchange = exchange
-        self._receive = receive
-        self._wait_posted = wait_posted
-        self._base = [0] * len(plan.chunks_of)  # rounds of each parameter before this cut
+        self._announced: deque[int | Cut | Step] = deque()
+        self._posted = [0] * len(plan.chunks_of)  # rounds of each parameter
+        self._sent = [0] * len(plan.chunks_of)  # rounds of each parameter before this cut
         self._arm(plan)
 
-    def run(self) -> None:
-        """Follow until the leader stops."""
-        while (message := self._receive())[0] != STOP:
-            if message[0] == CUT:
-                self._recut(message)
-            elif message[0] == STEP:
-                self._exchange.compare(Step(number=message[1], rounds=message[2]))
-            else:
-                for index in message:
-                    self._start(self._plan.chunks[index])
+    def post(self, parameter: int) -> None:
+        """This rank's gradient of ``parameter`` is there."""
+        with self._lock:
+            self._posted[parameter] += 1
+            self._mark(parameter)
+            due = self._head_is_ready and not self._busy
+        if due:
+            self._wake()
 
-    def _start(self, chunk: Chunk) -> None:
-        self._started[chunk.index] += 1
-        for parameter, _ in chunk.spans:
-            self._wait_posted(parameter, self._base[parameter] + self._started[chunk.index])
-        self._exchange.start(chunk)
+    def take(self, message: Sequence[int]) -> bool:
+        """Note what the leader announced; ``pump`` follows. False when the leader has stopped."""
+        going_on = message[-1] != STOP
+        with self._lock:
+            self._announced += _parsed(message if going_on else message[:-1])
+        if not going_on:
+            self.pump()
+            self.ended.set()
+        return going_on
 
-    def _recut(self, message: Sequence[int]) -> None:
-        for parameter, indices in enumerate(self._plan.chunks_of):
-            self._base[parameter] += self._started[indices[0]]
-        _, partition_size, credit_size, mode = message[:4]
-        cut = Cut(partition_size=partition_size, credit_size=credit_size, mode=mode)
-        self._arm(self._exchange.recut(cut))
+    @property
+    def waiting(self) -> bool:
+        """Something is announced that is not ready here."""
+        return bool(self._announced) and not self.ended.is_set()
+
+    @property
+    def _head_is_ready(self) -> bool:
+        if not self._announced:
+            return False
+        head = self._announced[0]
+        return not isinstance(head, int) or head in self._complete
+
+    def _due(self) -> Callable[[], None] | None:
+        if not self._head_is_ready:
+            return None
+        head = self._announced.popleft()
+        if isinstance(head, Cut):
+            return partial(self._recut, head)
+        if isinstance(head, Step):
+            return partial(self._exchange.compare, head)
+        self._complete.discard(head)
+        self._started[head] += 1
+        return partial(self._exchange.start, self._plan.chunks[head])
+
+    def _recut(self, cut: Cut) -> None:
+        plan = self._exchange.recut(cut)
+        with self._lock:
+            for parameter, indices in enumerate(self._plan.chunks_of):
+                self._sent[parameter] += self._started[indices[0]]
+            self._arm(plan)
 
     def _arm(self, plan: Plan) -> None:
+        """Start on a plan; what was posted and not yet sent counts for it."""
         self._plan = plan
+        self._ready = _Readiness(plan)
+        self._complete: set[int] = set()  # chunks that are ready and not started
         self._started = [0] * len(plan.chunks)
+        for parameter, rounds in enumerate(self._posted):
+            if rounds > self._sent[parameter]:
+                self._mark(parameter)
+
+    def _mark(self, parameter: int) -> None:
+        self._complete.update(chunk.index for chunk in self._ready.post(parameter))
+
+
+def _parsed(message: Sequence[int]) -> Iterator[int | Cut | Step]:
+    words = iter(message)
+    for word in words:
+        if word == CUT:
+            size, credit, mode = next(words), next(words), next(words)
+            yield Cut(partition_size=size, credit_size=credit, mode=mode)
+        elif word == STEP:
+            yield Step(number=next(words), rounds=next(words))
+        else:
+            yield word

@@ -49,14 +49,18 @@ class Scheduler:
         priority = 0 if self.fifo else chunk.index
         heapq.heappush(self._heap, (priority, next(self._sequence), chunk))
 
+    @property
+    def startable(self) -> bool:
+        """Whether ``pop`` would return a chunk."""
+        if not self._heap:
+            return False
+        return not self.in_flight or self.in_flight + self._heap[0][2].nbytes <= self.credit_size
+
     def pop(self) -> Chunk | None:
         """Return the chunk to start now, its bytes taken from the credit, or None."""
-        if not self._heap:
+        if not self.startable:
             return None
-        chunk = self._heap[0][2]
-        if self.in_flight and self.in_flight + chunk.nbytes > self.credit_size:
-            return None
-        heapq.heappop(self._heap)
+        chunk = heapq.heappop(self._heap)[2]
         self.in_flight += chunk.nbytes
         return chunk
 

@@ -181,22 +181,25 @@ class Session:
 
     def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
         def on_gradient(_: torch.Tensor) -> None:
-            if not self._paused:
-                self._gradient(slot)
+            if self._paused:
+                return
+            if slot.state is not State.IDLE:
+                self._reopen(slot)
+            self._touch()
+            slot.store()
+            self._post(slot)
 
         return on_gradient
 
-    def _gradient(self, slot: Slot) -> None:
+    def _reopen(self, slot: Slot) -> None:
+        """A gradient arrives for a parameter that is in flight."""
         if slot.state is State.POSTED:  # a further backward pass before step()
             if self.exchange.posted(slot.index):
                 self._complete_round()
             self._await([slot.index])
             slot.reopen()
-        elif slot.state is State.STEPPED:  # of a graph that is older than the step
+        else:  # of a graph that is older than the step
             self._update_under(slot)
-        self._touch()
-        slot.store()
-        self._post(slot)
 
     def _update_under(self, slot: Slot) -> None:
         """Apply a pending update although a new gradient has arrived; then put that in place."""
@@ -208,12 +211,13 @@ class Session:
 
     def _touch(self) -> None:
         """This iteration exchanges something; in a ``join``, tell those who ran out of data."""
-        if not self._touched:
-            self._touched = True
-            if self._lane is not None:
-                self._lane.begin("backward")
-            if self._joining:
-                self.transport.exchange(ACTIVE)
+        if self._touched:
+            return
+        self._touched = True
+        if self._lane is not None:
+            self._lane.begin("backward")
+        if self._joining:
+            self.transport.exchange(ACTIVE)
 
     def _post(self, slot: Slot) -> None:
         slot.leave(self._stand_in(slot.cls))
@@ -433,8 +437,12 @@ class Session:
         for slot in batch:
             del self._stepped[slot.index]
             slot.land()
-        with torch.inference_mode(False), torch.no_grad():
-            self._updater.apply([s.parameter for s in batch if s.gradient is not None])
+        parameters = [slot.parameter for slot in batch if slot.gradient is not None]
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                self._updater.apply(parameters)
+        else:
+            self._updater.apply(parameters)
         for slot in batch:
             slot.end_iteration()
 

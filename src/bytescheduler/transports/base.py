@@ -31,7 +31,8 @@ class Transport(ABC):
     ``prepare`` for every chunk; then ``start`` from one thread, while rank 0 calls ``announce``
     from that same thread and the others call ``receive`` from theirs; ``close`` at last, from any
     thread. ``prepare`` may come again for a new cut, from the thread that calls ``start``, when
-    nothing is in flight on rank 0.
+    nothing is in flight on rank 0. On a reentrant engine ``start``, ``announce`` and ``prepare``
+    come from changing threads, ``done`` among them, one call at a time.
 
     Attributes:
         rank, world_size: this rank and how many there are.
@@ -39,10 +40,13 @@ class Transport(ABC):
             is followed either way; an engine that needs it is tested for it.
         interruptible: whether ``close`` wakes a ``receive`` that is blocked in the engine. Where an
             engine's own wait cannot be ended, it ends when rank 0 stops or its process ends.
+        reentrant: whether the engine may be called from several threads, and from inside ``done``.
+            That saves the hand-over to another thread, which costs more than ``start`` itself.
     """
 
     ordered: ClassVar[bool]
     interruptible: ClassVar[bool] = True
+    reentrant: bool = False
     rank: int
     world_size: int
 

@@ -70,6 +70,7 @@ class FakeNetwork:
         latency: seconds per chunk.
         bandwidth: bytes per second.
         seed: shuffles completion among the chunks that are pending.
+        reentrant: what the ends say of themselves; both are true of them.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class FakeNetwork:
         latency: float = 0.0,
         bandwidth: float = float("inf"),
         seed: int | None = None,
+        reentrant: bool = True,
     ) -> None:
         self.world_size = world_size
+        self.reentrant = reentrant
         self.started: list[list[int]] = [[] for _ in range(world_size)]  # chunks, by rank
         self._clock = clock
         self._latency = latency
@@ -182,6 +185,7 @@ class FakeTransport(Transport):
     def __init__(self, network: FakeNetwork, rank: int) -> None:
         self.rank = rank
         self.world_size = network.world_size
+        self.reentrant = network.reentrant
         self.network = network
         self.closed = False
 

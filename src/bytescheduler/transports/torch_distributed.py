@@ -24,6 +24,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -83,6 +84,7 @@ class TorchDistributedTransport(Transport):
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
         self._posted: deque[tuple[Any, torch.Tensor]] = deque()
         self._device = _CudaLane() if self.backend == "nccl" else None
+        self.reentrant = self._device is None
         self._closed = self._broken = False
         self._in_flight = 0
         self._counting = threading.Lock()
@@ -106,13 +108,14 @@ class TorchDistributedTransport(Transport):
         work.get_future().then(lambda future: done(self._outcome(future)))
 
     def announce(self, message: Sequence[int]) -> None:
-        packed = torch.zeros(MESSAGE_LIMIT + 1, dtype=torch.int64)
-        packed[: len(message) + 1] = torch.tensor([len(message), *message])
-        self._forward(packed)
+        words = np.zeros(MESSAGE_LIMIT + 1, np.int64)
+        words[0] = len(message)
+        words[1 : len(message) + 1] = message
+        self._forward(torch.from_numpy(words))
 
     def receive(self) -> Sequence[int]:
         while len(self._posted) < POSTED:
-            buffer = torch.zeros(MESSAGE_LIMIT + 1, dtype=torch.int64)
+            buffer = torch.empty(MESSAGE_LIMIT + 1, dtype=torch.int64)
             parent = (self.rank - 1) // FAN_OUT
             self._posted.append((self._control.recv([buffer], parent, TAG), buffer))
         work, buffer = self._posted.popleft()
@@ -124,7 +127,8 @@ class TorchDistributedTransport(Transport):
             self._witness()
             raise
         self._forward(buffer)
-        return buffer[1 : int(buffer[0]) + 1].tolist()
+        words: list[int] = buffer.tolist()
+        return words[1 : words[0] + 1]
 
     def exchange(self, payload: bytes) -> list[bytes]:
         size = torch.tensor([len(payload)])
