@@ -125,6 +125,22 @@ def global_norm_and_barrier() -> None:
     as_a_single_process(lambda: ko.AdamW(1e-3, global_clipnorm=0.1), mode="barrier")
 
 
+def embeddings_as_a_single_process() -> None:
+    """Ranks that use different rows: as one process with the joined batch, on dense gradients."""
+    joined = np.random.default_rng(3).integers(0, 35, size=(5, bs.world_size(), 4, 8))
+    keras.utils.set_random_seed(1)
+    single, ours = embedding(), embedding()
+    ours.set_weights(single.get_weights())
+    plain = ko.Adam(0.01)
+    optimizer = bs.ScheduledOptimizer(ko.Adam(0.01), ours)
+    for batch in joined:
+        targets = np.tile(Y[:4], (bs.world_size(), 1))
+        embedding_step(single, plain, batch.reshape(-1, 8), targets, densify=True)
+        embedding_step(ours, optimizer, batch[bs.rank()], Y[:4])
+    assert difference(single, ours) < 1e-5
+    optimizer.close()
+
+
 def mode_auto() -> None:
     as_a_single_process(lambda: ko.SGD(0.05, momentum=0.9), mode="auto")
 
@@ -394,24 +410,115 @@ def data_of_unknown_length_loses_nothing() -> None:
     optimizer.close()
 
 
-def sparse_gradients_are_summed() -> None:
-    def make() -> Any:
-        inputs = keras.Input((8,), dtype="int32")
-        rows = layers.Flatten()(layers.Embedding(7, 3)(inputs))
-        return keras.Model(inputs, layers.Dense(2)(rows))
+def embedding() -> Any:
+    inputs = keras.Input((8,), dtype="int32")
+    rows = layers.Flatten()(layers.Embedding(70, 3)(inputs))
+    return keras.Model(inputs, layers.Dense(2)(rows))
 
+
+def embedding_step(model: Any, optimizer: Any, ids: Any, y: Any, *, densify: bool = False) -> None:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(ids, training=True) - y) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    assert any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients)
+    if densify:
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    optimizer.apply(gradients, model.trainable_variables)
+
+
+def train_embeddings(make: Callable[[], Any], batches: Sequence[Any]) -> dict[str, Any]:
+    """Models trained by the scheduled optimizer, by Keras, and by Keras on dense gradients."""
     keras.utils.set_random_seed(1)
-    plain = make()
-    ours = make()
-    ours.set_weights(plain.get_weights())
-    ids = RNG.integers(0, 7, size=(16, 8))
-    optimizer = alone(ko.SGD(0.1, momentum=0.9), ours)
-    other = ko.SGD(0.1, momentum=0.9)
-    for _ in range(3):
-        _mse_step(ours, optimizer, ids, Y[:16])
-        _mse_step(plain, other, ids, Y[:16])
-    assert difference(plain, ours) < 1e-6
+    models = {kind: embedding() for kind in ("ours", "keras", "dense")}
+    for model in models.values():
+        model.set_weights(models["ours"].get_weights())
+    for kind, model in models.items():
+        optimizer = alone(make(), model) if kind == "ours" else make()
+        for ids in batches:
+            embedding_step(model, optimizer, ids, Y[: len(ids)], densify=kind == "dense")
+        if kind == "ours":
+            optimizer.close()
+    return models
+
+
+EMBEDDING_OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "adam": lambda: ko.Adam(0.01),
+    "adamw": lambda: ko.AdamW(0.01),
+    "adagrad": lambda: ko.Adagrad(0.01),
+    "rmsprop": lambda: ko.RMSprop(0.01),
+    "clipnorm": lambda: ko.SGD(0.1, clipnorm=0.1),
+}
+
+
+def sparse_gradients_are_summed() -> None:
+    """Ids that come up twice in a batch: as Keras on the dense sum, and for plain SGD as Keras."""
+    repeated = [RNG.integers(0, 35, size=(4, 8)) for _ in range(4)]
+    for name, make in EMBEDDING_OPTIMIZERS.items():
+        models = train_embeddings(make, repeated)
+        with_context(name, lambda m=models: _close(difference(m["ours"], m["dense"])))
+        assert difference(models["ours"], models["keras"]) > 1e-4, f"{name}: Keras has changed"
+    models = train_embeddings(lambda: ko.SGD(0.1, momentum=0.9), repeated)
+    _close(difference(models["ours"], models["keras"]))
+
+
+def sparse_gradients_of_distinct_ids_are_as_in_keras() -> None:
+    distinct = [RNG.permutation(70)[:32].reshape(4, 8) for _ in range(4)]
+    for name, make in EMBEDDING_OPTIMIZERS.items():
+        models = train_embeddings(make, distinct)
+        with_context(name, lambda m=models: _close(difference(m["ours"], m["keras"])))
+
+
+def wrapped_after_keras_traced_its_steps() -> None:
+    """``predict`` has a graph without gates by then; it must not go on with old weights."""
+    model = dense()
+    model.compile(loss="mse", jit_compile=False)
+    model.predict(X, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    optimizer = alone(ko.SGD(0.1), model)
+    _mse_step(model, optimizer)
+    predicted = model.predict(X, verbose=0)
+    np.testing.assert_allclose(predicted, model(X), atol=1e-6)
+    _mse_step(model, optimizer)
+    loss = model.evaluate(X, Y, verbose=0)
+    np.testing.assert_allclose(loss, np.mean((model(X) - Y) ** 2), rtol=1e-5)
     optimizer.close()
+
+
+def wrapped_after_the_forward_was_traced() -> None:
+    """A forward that was traced before has no gates: its weights are updated within ``apply``."""
+    for decorate in (lambda function: function, tf.function):
+        models = []
+        for wrap in (lambda optimizer, model: optimizer, alone):
+            model = dense()
+            forward = tf.function(partial(model, training=True))
+            forward(X)
+            optimizer = wrap(ko.Adam(0.01), model)
+            model.get_weights()  # a read, but no forward
+
+            def step(
+                forward: Any = forward, model: Any = model, optimizer: Any = optimizer
+            ) -> None:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((forward(X) - Y) ** 2)
+                gradients = tape.gradient(loss, model.trainable_variables)
+                optimizer.apply(gradients, model.trainable_variables)
+
+            once = decorate(step)
+            for _ in range(4):
+                once()
+            models.append(model)
+        _close(difference(*models))
+
+
+def overlap_is_kept_where_the_forward_has_gates() -> None:
+    """The counterpart of the check above: no update within ``apply`` in any usual loop."""
+    for kind in ("function", "eager", "forward_only"):
+        model = dense()
+        optimizer = alone(ko.Adam(0.01), model)
+        loops(kind, model, optimizer)
+        count = len(model.trainable_variables)
+        assert optimizer._adapter.runtime.is_pending(range(count)), kind
+        optimizer.close()
 
 
 def loops(kind: str, model: Any, optimizer: Any) -> None:
@@ -602,6 +709,7 @@ TOGETHER: Sequence[Check] = (
     adam,
     adamw,
     global_norm_and_barrier,
+    embeddings_as_a_single_process,
     mode_auto,
     unused_on_some_ranks_later,
     unused_on_some_ranks_whole,
@@ -615,6 +723,10 @@ ALONE: Sequence[Check] = (
     dtype_policies,
     data_of_unknown_length_loses_nothing,
     sparse_gradients_are_summed,
+    sparse_gradients_of_distinct_ids_are_as_in_keras,
+    wrapped_after_keras_traced_its_steps,
+    wrapped_after_the_forward_was_traced,
+    overlap_is_kept_where_the_forward_has_gates,
     custom_loops,
     callbacks_see_current_weights_and_set_the_learning_rate,
     saved_and_loaded_at_any_moment,

@@ -8,8 +8,9 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from bytescheduler.exceptions import ConfigurationError
+from bytescheduler.exceptions import ConfigurationError, UsageError
 from bytescheduler.tensorflow.cluster import Cluster, read_cluster
+from bytescheduler.tensorflow.servers import refuse_wrong_order
 
 HOSTS = ["a:1", "b:2", "c:3"]
 TORCHRUN = {
@@ -100,3 +101,13 @@ def test_a_launcher_on_several_hosts_needs_tf_config() -> None:
 def test_a_launcher_variable_that_is_no_number() -> None:
     with pytest.raises(ConfigurationError, match="RANK"):
         read_cluster({**TORCHRUN, "RANK": "first"})
+
+
+@pytest.mark.parametrize("modules", [["os", "tensorflow"], ["tensorflow", "keras", "mxnet"]])
+def test_parameter_servers_are_refused_where_mxnet_would_crash(modules: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"import bytescheduler\.tensorflow before tensorflow"):
+        refuse_wrong_order(modules)
+
+
+def test_parameter_servers_are_allowed_where_mxnet_came_first() -> None:
+    refuse_wrong_order(["mxnet", "tensorflow", "keras"])

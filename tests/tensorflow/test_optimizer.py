@@ -138,6 +138,22 @@ def test_as_plain_keras(check: str, outcome: tuple[Path, str]) -> None:
     assert verdict == "ok", f"{verdict}\n{output}"
 
 
+def test_strategies_and_a_late_import_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.json"
+    done = subprocess.run(
+        [sys.executable, str(HERE / "refused_worker.py"), str(path)],
+        env=environment([f"127.0.0.1:{port}" for port in free_ports(2)], rank=1),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout
+    verdicts = json.loads(path.read_text())
+    assert len(verdicts) == 9
+    assert {name: text for name, text in verdicts.items() if text != "ok"} == {}
+
+
 def test_a_killed_worker_ends_the_others_within_15_seconds(tmp_path: Path) -> None:
     codes, output = launch(
         tmp_path, str(HERE / "keras_worker.py"), "victim", str(tmp_path), limit=240

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -26,7 +27,9 @@ from bytescheduler.tensorflow.variables import (
     Traces,
     after_the_data,
     gate,
+    is_taped,
     outside_the_model,
+    refuse_strategy,
     refuse_xla,
     ungate,
 )
@@ -57,7 +60,7 @@ class Adapter:
         }
         self._step = StepState(optimizer)
         self._traces = Traces()
-        self._used: dict[int, None] = {}  # units, in the order of their first use
+        self._used: dict[int, None] = {}  # units that a forward has read, in that order
         self._updating = False
         self._closed = False
         if transport == "kvstore":
@@ -72,6 +75,7 @@ class Adapter:
         )
         self._broadcast([*model.weights, *optimizer.variables])
         gate(self._variables, self._on_use)
+        _forget_traces(model)
         atexit.register(self.runtime.close)
 
     # -- the three moments: a variable is used, gradients are applied, all must be current
@@ -81,7 +85,8 @@ class Adapter:
         if self._updating or self._closed:
             return
         unit = self._unit_of[index]
-        self._used.setdefault(unit)
+        if is_taped():
+            self._used.setdefault(unit)
         if not self._whole:
             self._gate(unit)
 
@@ -90,6 +95,7 @@ class Adapter:
         """Post gradients, in the order in which backward produces them."""
         if self._closed:
             raise UsageError("this ScheduledOptimizer was closed; wrap the model again")
+        refuse_strategy()
         refuse_xla()
         by_index = self._by_index(gradients, variables)
         with tf.init_scope():
@@ -129,6 +135,7 @@ class Adapter:
             return
         graph = tf.compat.v1.get_default_graph()
         if not self._traces.covers(graph, unit):
+            refuse_strategy()
             refuse_xla()
             self._update(indices)
             self._traces.add(graph, unit)
@@ -155,6 +162,16 @@ class Adapter:
         with tf.control_dependencies(ended):
             self._step.record(self.optimizer)
             self.optimizer._iterations.assign_add(1)
+        for unit in self._ungated(gradients):
+            self._update(self._units[unit])
+
+    def _ungated(self, gradients: dict[int, Any]) -> list[int]:
+        """Units with gradients that no forward has read: theirs was traced before the wrapping.
+
+        Such a graph has no gate, so its weights must be current when the step ends.
+        """
+        given = {self._unit_of[index] for index in gradients}
+        return sorted(given.difference(self._used))
 
     def _apply_whole(self, gradients: dict[int, Any]) -> None:
         self._post(gradients)
@@ -261,6 +278,13 @@ class Adapter:
             yield
         finally:
             self._updating = before
+
+
+def _forget_traces(model: Any) -> None:
+    """Have Keras trace the model's steps anew, since older graphs do not know these gates."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.Model):
+            layer.train_function = layer.test_function = layer.predict_function = None
 
 
 def _units(variables: Sequence[Any]) -> tuple[list[list[int]], list[int]]:

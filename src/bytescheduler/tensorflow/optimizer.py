@@ -20,6 +20,7 @@ import tensorflow as tf
 from bytescheduler.core import Settings, resolve_settings
 from bytescheduler.exceptions import ConfigurationError, UsageError
 from bytescheduler.tensorflow.adapter import Adapter
+from bytescheduler.tensorflow.variables import refuse_strategy
 from bytescheduler.transports import Transport
 
 __all__ = ["ScheduledOptimizer"]
@@ -44,8 +45,9 @@ class ScheduledOptimizer(keras.optimizers.Optimizer):
 
     Raises:
         ConfigurationError: a setting, the optimizer or ``TF_CONFIG`` breaks a rule.
-        UsageError: the model is not built, is wrapped already or is distributed by a strategy, or
-            the optimizer belongs to another model.
+        UsageError: the model is not built or is wrapped already, a distribution strategy is active
+            or owns the model or the optimizer, the optimizer belongs to another model, or
+            TensorFlow had started before ``bytescheduler.tensorflow`` was imported.
         RankMismatchError: at the first step, when the ranks' models differ.
     """
 
@@ -172,16 +174,27 @@ def _check(optimizer: Any, model: Any) -> None:
         )
     if not model.trainable_variables:
         raise UsageError(f"{model!r} has no trainable variables; unfreeze what is to be trained")
+    _check_strategy(optimizer, model)
     _check_ownership(optimizer, model)
 
 
+def _check_strategy(optimizer: Any, model: Any) -> None:
+    refuse_strategy()
+    plain = type(tf.distribute.get_strategy())  # outside of all scopes there is the default one
+    owners = {
+        "the optimizer": optimizer._distribution_strategy,
+        "the model": model.distribute_strategy,
+    }
+    for owner, strategy in owners.items():
+        if type(strategy) is not plain:
+            raise UsageError(
+                f"{owner} was made in the scope of a {type(strategy).__name__}, and "
+                "ScheduledOptimizer takes the strategy's place: it averages the gradients itself; "
+                "make model and optimizer outside of strategy.scope()"
+            )
+
+
 def _check_ownership(optimizer: Any, model: Any) -> None:
-    strategies = {tf.distribute.get_strategy(), model.distribute_strategy}
-    if any(strategy.num_replicas_in_sync > 1 for strategy in strategies):
-        raise UsageError(
-            "a distribution strategy averages these gradients already; build the model outside "
-            "of strategy.scope(), ScheduledOptimizer takes its place"
-        )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return
     if model.dtype_policy.name == "mixed_float16":

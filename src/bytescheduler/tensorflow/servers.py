@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 
 from bytescheduler._mxnet_import import load
 from bytescheduler.exceptions import UsageError
@@ -22,9 +23,14 @@ def load_first() -> None:
         load()
 
 
-def refuse_wrong_order() -> None:
-    """Raise UsageError where a connection to the servers would crash."""
-    if "mxnet" not in sys.modules:
+def refuse_wrong_order(imported: Iterable[str] | None = None) -> None:
+    """Raise UsageError where a connection to the servers would crash.
+
+    Args:
+        imported: names of modules in the order of their import; ``sys.modules`` by default.
+    """
+    order = list(sys.modules if imported is None else imported)
+    if "mxnet" not in order or order.index("mxnet") > order.index("tensorflow"):
         raise UsageError(
             "with parameter servers MXNet must be imported before TensorFlow, or it crashes; set "
             "the DMLC_* variables and import bytescheduler.tensorflow before tensorflow and keras"

@@ -32,7 +32,9 @@ __all__ = [
     "Traces",
     "after_the_data",
     "gate",
+    "is_taped",
     "outside_the_model",
+    "refuse_strategy",
     "refuse_xla",
     "ungate",
 ]
@@ -146,6 +148,21 @@ def after_the_data() -> Generator[None]:
     arguments = [tensor for tensor in graph.inputs if tensor.dtype not in HANDLES]
     with tf.control_dependencies([*fetches, *arguments]):
         yield
+
+
+def is_taped() -> bool:
+    """Whether what is read now may be differentiated: it is, or is traced, under a tape."""
+    return bool(record.could_possibly_record())
+
+
+def refuse_strategy() -> None:
+    """Raise UsageError in the scope of a distribution strategy, or in one of its replicas."""
+    if tf.distribute.has_strategy():
+        raise UsageError(
+            "a tf.distribute strategy is active, and ScheduledOptimizer takes its place: it "
+            "averages the gradients itself; build, wrap and train the model outside of "
+            "strategy.scope() and strategy.run()"
+        )
 
 
 def refuse_xla() -> None:
