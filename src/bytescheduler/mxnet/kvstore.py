@@ -28,10 +28,11 @@ from bytescheduler._dmlc import require_variables
 from bytescheduler.core import Exchange, TraceRecorder, resolve_settings
 from bytescheduler.core.exchange import Tuner
 from bytescheduler.core.trace import Observer
-from bytescheduler.exceptions import ConfigurationError, RankMismatchError
+from bytescheduler.exceptions import ConfigurationError, RankMismatchError, UsageError
 from bytescheduler.mxnet._rounds import Rounds
 from bytescheduler.mxnet._staging import Staging
 from bytescheduler.mxnet._updates import AsyncUpdates, SyncUpdates, require_elementwise
+from bytescheduler.transports._kvstore_channel import AWAKE
 from bytescheduler.transports._kvstore_engine import Engine
 from bytescheduler.transports._kvstore_membership import membership
 from bytescheduler.transports._kvstore_rendezvous import create_kvstore
@@ -83,6 +84,7 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
         self._dtypes: dict[Any, np.dtype[Any]] = {}
         self._seen: dict[Any, int] = {}  # priorities of the keys of the first iteration
         self._staging: Staging | None = None
+        self._transport: KVStoreTransport | None = None
         self._exchange: Exchange | None = None
         self._rounds: Rounds | None = None
 
@@ -177,12 +179,20 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
         self._optimizer = optimizer
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """As in MXNet, which refuses where the states lie on servers."""
-        self._inner.save_optimizer_states(fname, dump_optimizer)
+        """Refused: the states lie on the servers, where MXNet cannot read them.
+
+        Raises:
+            UsageError: always.
+        """
+        raise _states_are_on_servers("saved")
 
     def load_optimizer_states(self, fname: str) -> None:
-        """As in MXNet, which refuses where the states lie on servers."""
-        self._inner.load_optimizer_states(fname)
+        """Refused: the states lie on the servers, where MXNet cannot write them.
+
+        Raises:
+            UsageError: always.
+        """
+        raise _states_are_on_servers("loaded")
 
     # -- beyond
 
@@ -198,9 +208,12 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
     def close(self) -> None:
         """Wait for what is in flight, and end the exchange. Called at exit."""
         exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.close()
-            self._write_trace()
+        if exchange is None or self._transport is None:
+            return
+        if exchange.error is None:
+            self._transport.wake(AWAKE)  # else nobody listens to rank 0's farewell
+        exchange.close()
+        self._write_trace()
 
     # -- inside
 
@@ -258,7 +271,7 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
             {key: self._shapes[key] for key in keys},
             self._dtypes,
         )
-        transport = self._open(staging)
+        transport = self._transport = self._open(staging)
         self._agree(transport, staging)
         self._observer = self._make_observer()
         self._exchange = Exchange(
@@ -277,6 +290,7 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
 
     def _open(self, staging: Staging) -> KVStoreTransport:
         if self._optimizer is None:
+            self._require_sums()
             return KVStoreTransport(self._inner, average=False, rests=True)
         if self.settings.mode == "auto":
             raise ConfigurationError(
@@ -285,6 +299,13 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
             )
         kind = AsyncUpdates if "async" in self._inner.type else SyncUpdates
         return kind(self._inner, staging.layout, staging.buffers, self._server_weights(staging))
+
+    def _require_sums(self) -> None:
+        if "async" in self._inner.type:
+            raise ConfigurationError(
+                "dist_async servers add nothing up, they update weights as gradients come; call "
+                "set_optimizer, or pass update_on_kvstore=True to the trainer, or use dist_sync"
+            )
 
     def _server_weights(self, staging: Staging) -> dict[str, Any]:
         """What MXNet's own keys hold, laid out as the gradients will be."""
@@ -334,6 +355,13 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
         if exchange is not None and exchange.error is not None:
             exchange.wait(range(len(exchange.layout.specs)))
             raise exchange.error
+
+
+def _states_are_on_servers(action: str) -> UsageError:
+    return UsageError(
+        f"an optimizer's states cannot be {action} where the servers update the weights, since "
+        "MXNet has no way to them there; pass update_on_kvstore=False to keep them on the workers"
+    )
 
 
 def _create(kind: str) -> Any:

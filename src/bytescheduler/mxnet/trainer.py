@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bytescheduler import _mxnet_import
+from bytescheduler.exceptions import ConfigurationError
 from bytescheduler.mxnet.kvstore import ScheduledKVStore
 
 __all__ = ["ScheduledTrainer"]
@@ -24,7 +25,8 @@ class ScheduledTrainer(mxnet.gluon.Trainer):
             ``ScheduledKVStore``.
 
     Raises:
-        ConfigurationError: as ``ScheduledKVStore``.
+        ConfigurationError: as ``ScheduledKVStore``; or ``scheduling`` is given twice, or updates on
+            workers are asked of ``dist_async``.
     """
 
     def __init__(
@@ -37,14 +39,17 @@ class ScheduledTrainer(mxnet.gluon.Trainer):
         update_on_kvstore: bool | None = None,
         **scheduling: Any,
     ) -> None:
-        if not isinstance(kvstore, ScheduledKVStore):
-            kvstore = ScheduledKVStore(kvstore, **scheduling)
-        self.scheduled = kvstore
+        self.scheduled = _scheduled(kvstore, scheduling)
+        if update_on_kvstore is False and "async" in self.scheduled.type:
+            raise ConfigurationError(
+                "with dist_async the servers must update the weights, got update_on_kvstore=False; "
+                "leave it out, or use dist_sync"
+            )
         super().__init__(
             params,
             optimizer,
             optimizer_params,
-            kvstore=kvstore,
+            kvstore=self.scheduled,
             compression_params=compression_params,
             update_on_kvstore=update_on_kvstore,
         )
@@ -56,3 +61,14 @@ class ScheduledTrainer(mxnet.gluon.Trainer):
             TransportError: the exchange failed.
         """
         self.scheduled.synchronize()
+
+
+def _scheduled(kvstore: Any, scheduling: dict[str, Any]) -> ScheduledKVStore:
+    if not isinstance(kvstore, ScheduledKVStore):
+        return ScheduledKVStore(kvstore, **scheduling)
+    if scheduling:
+        raise ConfigurationError(
+            f"a ScheduledKVStore has its own settings, got {sorted(scheduling)} beside it; pass "
+            "them to ScheduledKVStore, or the inner store to ScheduledTrainer"
+        )
+    return kvstore
