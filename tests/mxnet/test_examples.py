@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("program", ["mxnet/digits.py", "torch/parameter_server.py"])
-def test_an_example_reaches_its_accuracy(program, workers, tmp_path):
+def test_an_example_reaches_its_accuracy(program, workers):
     for module in ("mxnet", "sklearn", program.split("/")[0]):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
-    with job(tmp_path, workers=workers) as running:
+    with job(workers=workers) as running:
         names = [f"worker {number}" for number in range(workers)]
         for name in names:
             running.start(name, "worker", [sys.executable, str(EXAMPLES / program)])

@@ -24,8 +24,8 @@ pytestmark = [
     ("victim", "role"),
     [("server 1", "server"), ("scheduler", "scheduler"), ("worker 1", "worker")],
 )
-def test_all_workers_end_within_15_seconds_and_name_the_role(victim, role, tmp_path):
-    with job(tmp_path) as running:
+def test_all_workers_end_within_15_seconds_and_name_the_role(victim, role):
+    with job() as running:
         workers = ["worker 0", "worker 1"]
         for name in workers:
             running.start(name, "worker", WORKER)
@@ -43,8 +43,8 @@ def test_all_workers_end_within_15_seconds_and_name_the_role(victim, role, tmp_p
             assert role in error.split(": ", 2)[-1]
 
 
-def test_a_late_worker_is_waited_for_and_named_after_10_seconds(tmp_path):
-    with job(tmp_path) as running:
+def test_a_late_worker_is_waited_for_and_named_after_10_seconds():
+    with job() as running:
         running.start("worker 0", "worker", WORKER)
         running.wait_for("worker 0", "missing: 1 worker")
         running.start("worker 1", "worker", WORKER)
