@@ -16,16 +16,16 @@ from bytescheduler.torch.promise import GRADIENT, METADATA, Promise, promises_in
 __all__ = ["CheckMode"]
 
 
-class _Watched(Protocol):
+class _Keeper(Protocol):
     def require_current(self, tensors: Iterable[Promise], function: str) -> None: ...
 
 
 class CheckMode(TorchFunctionMode):
     """Raises StaleParameterError where a parameter is used before its update was applied."""
 
-    def __init__(self, session: _Watched) -> None:
+    def __init__(self, keeper: _Keeper) -> None:
         super().__init__()
-        self._session = session
+        self._keeper = keeper
 
     def __torch_function__(
         self,
@@ -38,5 +38,5 @@ class CheckMode(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func not in METADATA and func not in GRADIENT:
             name = resolve_name(func) or repr(func)
-            self._session.require_current(promises_in((args, kwargs)), name)
+            self._keeper.require_current(promises_in((args, kwargs)), name)
         return result

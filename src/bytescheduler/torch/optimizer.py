@@ -123,7 +123,7 @@ class ScheduledOptimizer(Optimizer):
             end.close()
             raise
         self._inner = optimizer
-        self._check = CheckMode(self._session) if os.environ.get(ENV_CHECK) == "1" else None
+        self._check = CheckMode(self._session.keeper) if os.environ.get(ENV_CHECK) == "1" else None
         if self._check is not None:
             self._check.__enter__()
         self._finalizer = weakref.finalize(self, _end, self._session, self._recorder, os.getpid())

@@ -30,11 +30,12 @@ from torch.optim import Optimizer
 from bytescheduler.core import Exchange, Settings
 from bytescheduler.core.exchange import Tuner
 from bytescheduler.core.trace import ComputeLane, Observer
-from bytescheduler.exceptions import StaleParameterError
 from bytescheduler.torch import promise
 from bytescheduler.torch.agreement import agree
 from bytescheduler.torch.buffers import BufferSync
 from bytescheduler.torch.gates import Gates
+from bytescheduler.torch.keeper import Keeper
+from bytescheduler.torch.roster import Roster
 from bytescheduler.torch.slots import (
     Memory,
     Named,
@@ -42,7 +43,6 @@ from bytescheduler.torch.slots import (
     State,
     clear_gradient,
     facts_of,
-    trainable,
 )
 from bytescheduler.torch.sparse import average_sparse_gradients
 from bytescheduler.torch.updates import Updater
@@ -77,7 +77,6 @@ class Session:
         tuner: Tuner | None = None,
     ) -> None:
         self.transport = transport
-        self._model = model
         self._optimizer = optimizer
         self._updater = Updater(optimizer, separable)
         self._observer = observer
@@ -90,9 +89,9 @@ class Session:
         self._touched = False  # something was posted since the last step
         self._stepped: dict[int, Slot] = {}  # in forward order
         self._sparse = list(sparse)
+        self._roster = Roster(model, optimizer, sparse)
         self._sparse_averaged = False
-        self._stand_ins: dict[type, type] = {}
-        self._gradient_class = promise.gradient_class(self)
+        self.keeper = Keeper(self)
         self._buffers = BufferSync(model, transport) if sync_buffers else None
         self._gates = Gates(model, self._enter, self._enter_root)
         self._adopt(Memory(named), settings)
@@ -123,8 +122,8 @@ class Session:
     def synchronize(self) -> None:
         """Everything current: gradients if a step is yet to come, weights otherwise; buffers."""
         if self._any(State.POSTED):
-            self._bring_gradients()
-        self._current(list(self._stepped.values()))
+            self.bring_gradients()
+        self.make_current(list(self._stepped.values()))
         if self._buffers is not None:
             self._buffers.finish()
 
@@ -144,14 +143,14 @@ class Session:
             self.exchange.close(drain=finish)
 
     def _adopt(self, memory: Memory, settings: Settings) -> None:
-        self._memory = memory
+        self.memory = memory
         self._slots = memory.slots
         self._handles = [
             slot.parameter.register_post_accumulate_grad_hook(self._hook(slot))
             for slot in memory.slots
         ]
         self._gates.assign(memory.by_parameter)
-        self._survey()
+        self._roster.survey(memory.named)
         self.exchange = Exchange(
             memory.layout,
             memory.flat,
@@ -205,7 +204,7 @@ class Session:
         """Apply a pending update although a new gradient has arrived; then put that in place."""
         gradient = slot.gradient
         slot.gradient = None
-        self._current([slot])
+        self.make_current([slot])
         kept = slot.gradient
         slot.gradient = gradient if kept is None or gradient is None else kept.add_(gradient)
 
@@ -220,7 +219,7 @@ class Session:
             self.transport.exchange(ACTIVE)
 
     def _post(self, slot: Slot) -> None:
-        slot.leave(self._stand_in(slot.cls))
+        slot.leave(self.keeper.stand_in(slot.cls))
         if self._stream is not None:
             slot.event = torch.cuda.current_stream().record_event()
         self.exchange.post(slot.index)
@@ -228,7 +227,7 @@ class Session:
     def _flush(self) -> None:
         """Post what this rank did not produce in this round, so that no rank waits for it."""
         self._touch()
-        self._current(list(self._stepped.values()))
+        self.make_current(list(self._stepped.values()))
         missing = self.exchange.missing()
         self._await(missing)  # of the round before
         for index in missing:
@@ -260,7 +259,7 @@ class Session:
             self._flush()
         if self._any(State.POSTED) and self._lazy:
             self._updater.snapshot()
-            self._updater.apply([p for p in self._dormant if p.grad is not None])
+            self._updater.apply([p for p in self._roster.dormant if p.grad is not None])
             self._defer()
             self._end_iteration()
         else:
@@ -286,7 +285,7 @@ class Session:
         return any(slot.state is state for slot in self._slots)
 
     def _defer(self) -> None:
-        for index in self._memory.layout.order:
+        for index in self.memory.layout.order:
             slot = self._slots[index]
             if slot.state is State.POSTED:
                 slot.state = State.STEPPED
@@ -305,11 +304,11 @@ class Session:
         def synchronised() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            self._bring_gradients()
+            self.bring_gradients()
             return self._mean_loss(loss)
 
         if self._touched:
-            self._bring_gradients()
+            self.bring_gradients()
         loss = self._optimizer.step(synchronised)
         self._end_iteration()
         return loss
@@ -322,7 +321,7 @@ class Session:
 
     # -- gradients come back
 
-    def _bring_gradients(self) -> None:
+    def bring_gradients(self) -> None:
         """Between backward and step: all gradients averaged and visible in ``p.grad``."""
         if self.exchange.round_open or not self._touched:
             self._flush()
@@ -340,7 +339,7 @@ class Session:
     def zero_grad(self, set_to_none: bool) -> None:
         """Clear gradients; of those in flight, as soon as they have been used."""
         if self._any(State.POSTED):
-            self._bring_gradients()
+            self.bring_gradients()
         self._touched = self._sparse_averaged = False
         for slot in self._slots:
             if slot.state is State.STEPPED:
@@ -348,56 +347,8 @@ class Session:
             else:
                 slot.fresh = slot.produced = False
                 clear_gradient(slot.parameter, set_to_none)
-        for parameter in [*self._sparse, *self._dormant]:
+        for parameter in [*self._sparse, *self._roster.dormant]:
             clear_gradient(parameter, set_to_none)
-
-    # -- the keeper of promises
-
-    def redeem(self, promises: Iterable[promise.Promise]) -> None:
-        """Make the values of ``promises`` current."""
-        for tensor in list(promises):
-            slot = self._memory.find(tensor)
-            if slot is not None:
-                self._current([slot])
-
-    def read_gradient(self, parameter: Any) -> torch.Tensor | None:
-        """What ``parameter.grad`` gives while it is in flight."""
-        slot = self._memory.by_parameter[id(parameter)]
-        if slot.state is State.STEPPED and slot.produced:
-            if slot.clear == "none":
-                return None
-            slot.view.__class__ = self._gradient_class
-            return slot.view
-        self.bring_home(parameter)
-        return slot.gradient
-
-    def write_gradient(self, parameter: Any, gradient: torch.Tensor | None) -> None:
-        """What ``parameter.grad = gradient`` does while it is in flight."""
-        slot = self._memory.by_parameter[id(parameter)]
-        if slot.state is State.STEPPED and gradient is None:
-            slot.clear = "none"
-            return
-        self.bring_home(parameter)
-        slot.gradient = gradient
-
-    def bring_home(self, tensor: Any) -> None:
-        """End the promise that ``tensor`` is: weights current, or gradients averaged."""
-        slot = self._memory.find(tensor)
-        if slot is not None and slot.state is State.STEPPED:
-            self._current([slot])
-        elif slot is not None and slot.state is State.POSTED:
-            self._bring_gradients()
-
-    def require_current(self, tensors: Iterable[promise.Promise], function: str) -> None:
-        """For BYTESCHEDULER_CHECK: raise if any of ``tensors`` was used while not current."""
-        for tensor in tensors:
-            slot = self._memory.by_parameter.get(id(tensor))
-            if slot is not None and slot.state is State.STEPPED:
-                raise StaleParameterError(
-                    f"{function} used parameter {slot.name!r} in module "
-                    f"{self._gates.current!r} before its update was applied; "
-                    "call optimizer.synchronize() before it"
-                )
 
     # -- gates
 
@@ -406,18 +357,18 @@ class Session:
         if self._buffers is not None:
             self._buffers.finish()
         if not torch.is_grad_enabled():
-            self._current(list(self._stepped.values()))
+            self.make_current(list(self._stepped.values()))
 
     def _enter(self, module: str, slots: Sequence[Slot]) -> None:
         """A module's forward begins: its parameters must be current."""
         if self._lane is not None:
             self._lane.end()
         if self._stepped:
-            self._current(slots)
+            self.make_current(slots)
         if self._lane is not None:
             self._lane.begin(f"forward {module}")
 
-    def _current(self, slots: Sequence[Slot]) -> None:
+    def make_current(self, slots: Sequence[Slot]) -> None:
         with self._lock:
             wanted = [slot for slot in slots if slot.state is State.STEPPED]
             if not wanted:
@@ -461,44 +412,30 @@ class Session:
         order = self.transport.exchange(mine.encode())[0].decode()
         if order:
             self._gates.learn()
-            self._rebuild(self._memory.named, order.split("\0"))
+            self._rebuild(self.memory.named, order.split("\0"))
 
     def _follow_requires_grad(self) -> None:
         """Collective when something changed: parameters that were frozen, thawed or added."""
-        if not self._changed():
+        if not self._roster.changed(self._slots):
             return
         if self._touched:
             self._complete_round()
             self._gather()
-        self._current(list(self._stepped.values()))
-        named = trainable(self._model, self._optimizer, self._sparse)
+        self.make_current(list(self._stepped.values()))
+        named = self._roster.trainable()
         facts = facts_of(named, "parameter")
         agree(self.transport, "the set of trainable parameters", lambda: facts)
-        kept = [self._slots[index].name for index in self._memory.layout.order]
+        kept = [self._slots[index].name for index in self.memory.layout.order]
         added = [name for name, _ in named if name not in set(kept)]
         self._rebuild(named, [*kept, *added])
         self._touched = False
 
-    def _changed(self) -> bool:
-        with promise.plainly():
-            return (
-                any(not slot.parameter.requires_grad for slot in self._slots)
-                or any(parameter.requires_grad for parameter in self._dormant)
-                or _count(self._optimizer) != self._optimized
-            )
-
-    def _survey(self) -> None:
-        """Note which of the optimizer's parameters take no part, to see when that changes."""
-        self._optimized = _count(self._optimizer)
-        taking_part = {id(p) for _, p in self._memory.named} | {id(p) for p in self._sparse}
-        self._dormant = [
-            p
-            for group in self._optimizer.param_groups
-            for p in group["params"]
-            if id(p) not in taking_part
-        ]
-
     # -- small things
+
+    @property
+    def module(self) -> str:
+        """Name of the module whose forward began last."""
+        return self._gates.current
 
     def _fence(self, chunk: Any) -> None:
         """On CUDA, in the background thread: the chunk waits for the writes of its gradients."""
@@ -507,11 +444,6 @@ class Session:
             if event is not None:
                 self._stream.wait_event(event)
 
-    def _stand_in(self, cls: type[Any]) -> type[Any]:
-        if cls not in self._stand_ins:
-            self._stand_ins[cls] = promise.parameter_class(cls, self)
-        return self._stand_ins[cls]
-
     def _timed(self, lane: str, name: str, action: Callable[[], None]) -> None:
         if self._observer is None:
             action()
@@ -519,7 +451,3 @@ class Session:
         begin = time.perf_counter()
         action()
         self._observer.span(lane, name, begin, time.perf_counter())
-
-
-def _count(optimizer: Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from bytescheduler.core import Layout, ParameterSpec
 from bytescheduler.torch.promise import plainly
 
-__all__ = ["Memory", "Slot", "State", "clear_gradient", "facts_of", "trainable"]
+__all__ = ["Memory", "Named", "Slot", "State", "clear_gradient", "facts_of", "trainable"]
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
