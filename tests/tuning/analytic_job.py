@@ -57,7 +57,7 @@ class AnalyticJob:
 
     def tuner(self, **arguments: object) -> AutoTuner:
         tuner = AutoTuner(self.space, initial=self.settings, **arguments)  # type: ignore[arg-type]
-        tuner.step(self.now)
+        self.settings = tuner.step(self.now) or self.settings
         return tuner
 
     def run(

@@ -13,10 +13,12 @@ equal decisions. One coroutine reads like the procedure it is::
 What makes it safe to leave on:
 
 * Large buckets with a barrier (DistributedDataParallel) and our default are always measured, and
-  take part in the decision unless they are clearly slower: nothing slower than them is kept.
+  take part in the decision unless they are clearly slower: nothing slower than them is kept. The
+  start-up runs under the first guess or that barrier, which is never far off.
 * Every second lost against the best settings known is counted, switches and the tuner's own
   computing included, against a budget of 1 % of 5,000 iterations for each search and 2 % of the
-  run in all. A search that has spent its budget goes straight to the decision.
+  run in all. A search that has spent its budget goes straight to the decision; a sample that
+  loses too much is broken off, and chunks smaller than hopelessly slow ones are not tried.
 * In the search the best settings so far are measured again now and then; if they have changed,
   what was measured before is forgotten.
 
@@ -44,12 +46,7 @@ import numpy.typing as npt
 from bytescheduler.core.config import Settings
 from bytescheduler.tuning.cache import Cache, JobKey
 from bytescheduler.tuning.gaussian import expected_improvement, fit
-from bytescheduler.tuning.samples import (
-    Sample,
-    enough,
-    pooled,
-    summarise,
-)
+from bytescheduler.tuning.samples import CLEARLY_BAD, Sample, enough, pooled, summarise
 from bytescheduler.tuning.space import Space, features
 
 __all__ = ["AutoTuner"]
@@ -59,6 +56,8 @@ WARM_UP: Final = 2  # iterations after a switch that still carry the old setting
 SEARCH_SAMPLES: Final = 14
 NEGLIGIBLE: Final = 0.003  # expected improvement, relative, at which a search ends
 BAD: Final = 0.3  # log of how much slower than the best counts as bad, whatever more it is
+HOPELESS: Final = 2.0  # times the best one's seconds: chunks smaller than these are not tried
+TOO_COSTLY: Final = 10  # iterations' time that a sample may lose before it is broken off
 REMEASURE_EVERY: Final = 7  # samples
 CHANGED: Final = 0.10  # relative difference of one setting's two samples that is no noise
 DECISION_TURNS: Final = 4  # at most, per contestant
@@ -113,7 +112,7 @@ class AutoTuner:
         self._search_times: list[float] = []  # every iteration of the present search
         self._last: float | None = None
         self._run = self._procedure()
-        next(self._run)
+        self._opening = next(self._run)
 
     @classmethod
     def for_job(
@@ -158,11 +157,12 @@ class AutoTuner:
     def step(self, now: float) -> Settings | None:
         """An iteration ended at ``now`` (``perf_counter`` seconds): new settings, or None."""
         last, self._last = self._last, now
-        return None if last is None else self._run.send(now - last)
+        return self._opening if last is None else self._run.send(now - last)
 
     # -- the procedure
 
     def _procedure(self) -> Run:
+        self._switch(self._guess or self._space.anchors[0])
         yield from self._skip(START_UP)
         while True:
             self.searching = True
@@ -181,8 +181,7 @@ class AutoTuner:
             yield from self._watch(winner)
 
     def _search(self) -> Run:
-        for settings in self._first():
-            yield from self._sample(settings)
+        yield from self._begin()
         while len(self.samples) < SEARCH_SAMPLES and self._affordable():
             if len(self.samples) % REMEASURE_EVERY == 0:
                 yield from self._measure_again()
@@ -192,11 +191,17 @@ class AutoTuner:
                 return
             yield from self._sample(settings)
 
-    def _first(self) -> list[Settings]:
-        """What is measured without asking: last time's best, the user's, anchors, guesses."""
-        space = self._space
+    def _begin(self) -> Run:
+        """Measure without asking: last time's best, the user's, anchors, then smaller chunks."""
         known = [self._guess] if self._guess is not None else []
-        return list(dict.fromkeys([*known, space.users, *space.anchors, *space.first_guesses]))
+        barrier, default = self._space.anchors
+        for settings in dict.fromkeys([*known, barrier, self._space.users, default]):
+            yield from self._sample(settings)
+        for settings in self._space.first_guesses:
+            if settings not in {sample.settings for sample in self.samples}:
+                sample = yield from self._sample(settings)
+                if sample.seconds > (1 + CLEARLY_BAD) * self._best().seconds:
+                    return  # chunks that are smaller still would cost more than they tell
 
     def _measure_again(self) -> Run:
         """Measure the best again; if it has changed, forget what was measured before."""
@@ -204,8 +209,7 @@ class AutoTuner:
         sample = yield from self._sample(best.settings)
         if _differ(sample, best):
             self.samples, self._search_times = [sample], []
-            for settings in self._first():
-                yield from self._sample(settings)
+            yield from self._begin()
 
     def _ask(self) -> Settings | None:
         """Where the most improvement is expected; None where hardly any is."""
@@ -218,7 +222,8 @@ class AutoTuner:
         best = float(np.min(process.posterior(points)[0]))  # the least measured may be luck
         gain = expected_improvement(*process.posterior(self._features), best)
         known = {sample.settings for sample in measured}
-        gain[[settings in known for settings in self._candidates]] = 0.0
+        smallest = _smallest(measured)
+        gain[[item in known or item.partition_size < smallest for item in self._candidates]] = 0.0
         near = gain * self._near(fastest.settings)
         local = len(self.samples) % 3 > 0 and float(np.max(near)) > NEGLIGIBLE
         index = int(np.argmax(near if local else gain))
@@ -283,12 +288,11 @@ class AutoTuner:
     ) -> Generator[Settings | None, float, Sample]:
         """Switch, let it settle, measure; ``iterations`` of them or as many as it takes."""
         self._switch(settings)
-        yield from self._skip(WARM_UP)
         best = min(self.samples, key=lambda sample: sample.seconds, default=None)
-        times: list[float] = []
-        while len(times) < (iterations or 1) or not (iterations or enough(settings, times, best)):
-            times.append((yield from self._iteration()))
-        sample = summarise(settings, times)
+        seen: list[float] = []
+        while not _done(settings, seen, iterations, best):
+            seen.append((yield from self._iteration()))
+        sample = summarise(settings, seen[WARM_UP:] or [min(seen)])
         self.samples.append(sample)
         return sample
 
@@ -336,6 +340,38 @@ class AutoTuner:
             lost < SEARCH_BUDGET * EXPECTED_ITERATIONS * best
             and self.spent + lost < TOTAL_BUDGET * run
         )
+
+
+def _smallest(samples: Sequence[Sample]) -> int:
+    """The smallest partition worth trying: the largest that cost too much, below the best's."""
+    best = min(samples, key=lambda sample: sample.seconds)
+    return max(
+        (
+            sample.settings.partition_size
+            for sample in samples
+            if sample.seconds > HOPELESS * best.seconds
+            and sample.settings.partition_size < best.settings.partition_size
+        ),
+        default=0,
+    )
+
+
+def _done(
+    settings: Settings, seen: Sequence[float], iterations: int | None, best: Sample | None
+) -> bool:
+    """Whether a sample is complete, with so many iterations ``seen`` since the switch."""
+    times = seen[WARM_UP:]
+    if iterations is not None:
+        return len(times) >= iterations
+    if best is not None and _too_costly(seen, best):
+        return True
+    return enough(settings, times, best)
+
+
+def _too_costly(seen: Sequence[float], best: Sample) -> bool:
+    """Whether a sample has cost more than it can tell, the slowest iteration (a stall?) aside."""
+    rest = sorted(seen)[:-1]
+    return sum(rest) > (len(rest) + TOO_COSTLY) * best.seconds
 
 
 def _differ(one: Sample, other: Sample) -> bool:

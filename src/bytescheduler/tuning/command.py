@@ -20,6 +20,7 @@ from bytescheduler.tuning.picture import draw_surface
 __all__ = ["add_arguments", "run"]
 
 EXTRA = "tune"
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 NEEDED = ("skopt", "psutil", "rich", "matplotlib")
 
 
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         require(module, extra=EXTRA)
     study = Study.open(Path(args.output), command)
     try:
-        with _termination_interrupts():
+        with _ending_interrupts():
             _run_trials(study, args.trials, args.timeout)
     except KeyboardInterrupt:
         _print_result(study)
@@ -88,17 +89,19 @@ def _command(args: argparse.Namespace) -> Sequence[str]:
 
 
 @contextmanager
-def _termination_interrupts() -> Generator[None]:
-    """Let SIGTERM end the running trial as Ctrl-C does."""
+def _ending_interrupts() -> Generator[None]:
+    """Let SIGTERM, or the terminal that goes away, end the running trial as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _run_trials(study: Study, trials: int, timeout: float) -> None:

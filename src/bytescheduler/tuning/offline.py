@@ -96,7 +96,8 @@ class Study:
             self._refuse(trial)
             if trial.report is not None:
                 self.total_bytes = trial.report.total_bytes
-            outcome = Outcome(settings=settings, seconds=trial.seconds, failure=trial.failure)
+            failure = _explained(trial) if trial.failure else None
+            outcome = Outcome(settings=settings, seconds=trial.seconds, failure=failure)
             self.outcomes.append(outcome)
             self.save()
             yield settings, outcome
@@ -124,10 +125,11 @@ class Study:
         return Space(total_bytes=self.total_bytes, base=Settings()).candidates()
 
     def _next(self) -> Settings:
-        tried = [outcome.settings for outcome in self.outcomes]
         if not self.total_bytes:
-            return Settings() if not tried else replace(Settings(), mode="barrier")
+            return Settings() if not self.outcomes else replace(Settings(), mode="barrier")
         space = Space(total_bytes=self.total_bytes, base=Settings())
+        used = [outcome.settings for outcome in self.outcomes]
+        tried = [space.at(item.mode, item.partition_size, item.credit_size) for item in used]
         for settings in (*space.anchors, *space.first_guesses):
             if settings not in tried:
                 return settings
@@ -147,7 +149,7 @@ class Study:
         """Stop where more trials would tell nothing."""
         first = not self.outcomes
         if first and (trial.failure or "").startswith(UNWRAPPED):
-            raise UsageError(f"{trial.failure}; add this line to the script: {ADD_LINE}")
+            raise UsageError(f"{_explained(trial)}\nAdd this line to the script: {ADD_LINE}")
         used = trial.report.settings if trial.report else trial.settings
         if first and used != trial.settings:
             raise UsageError(
@@ -156,7 +158,8 @@ class Study:
             )
         failures = [outcome.failure for outcome in self.outcomes] + [trial.failure]
         if len(failures) >= HOPELESS and all(failures):
-            raise UsageError(f"the first {len(failures)} trials failed, the last: {trial.failure}")
+            last = _explained(trial)
+            raise UsageError(f"the first {len(failures)} trials failed, the last: {last}")
 
     def _load(self) -> None:
         try:
@@ -211,6 +214,11 @@ def describe(settings: Settings) -> str:
     """Mode and sizes in a few words."""
     sizes = f"{format_size(settings.partition_size)} / {format_size(settings.credit_size)}"
     return f"{settings.mode} {sizes}"
+
+
+def _explained(trial: Trial) -> str:
+    last = f"; its last output:\n{trial.output}" if trial.output else ""
+    return f"{trial.failure}{last}"
 
 
 def _targets(outcomes: Sequence[Outcome]) -> list[float]:

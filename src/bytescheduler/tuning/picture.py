@@ -43,7 +43,9 @@ def draw_surface(study: Study, path: Path) -> Path:
 
 
 def _partitions(study: Study) -> list[int]:
-    return sorted({settings.partition_size for settings in study.candidates()})
+    """The columns: every size that was or could be tried, evenly spaced whatever their ratio."""
+    tried = [outcome.settings for outcome in study.outcomes]
+    return sorted({settings.partition_size for settings in (*study.candidates(), *tried)})
 
 
 def _surface(study: Study, mode: Mode) -> Any:
@@ -68,12 +70,12 @@ def _label(panel: Any, study: Study, mode: str) -> None:
 
 
 def _dots(panel: Any, study: Study, mode: str) -> None:
-    smallest = np.log2(_partitions(study)[0])
+    columns = {size: index for index, size in enumerate(_partitions(study))}
     for outcome in study.outcomes:
         settings = outcome.settings
         if settings.mode != mode:
             continue
-        x = np.log2(settings.partition_size) - smallest
+        x = columns[settings.partition_size]
         y = np.log2(settings.credit_size / settings.partition_size)
         best = outcome is study.best
         panel.plot(x, y, "*" if best else "o" if outcome.seconds else "x", color="red")

@@ -52,24 +52,31 @@ def started(
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Ask all processes to end, then end them."""
-    psutil = require("psutil", extra="tune")
-    for order in ("terminate", "kill"):
-        alive = _processes(process, mark)
-        for item in alive:
-            with suppress(psutil.NoSuchProcess):
-                getattr(item, order)()
-        psutil.wait_procs(alive, timeout=GRACE_SECONDS)
-    process.wait(timeout=GRACE_SECONDS)
+    """Ask all processes to end, then end them; interrupted meanwhile, end them at once."""
+    known = _processes(process, mark)  # who loses both parent and mark is still one of these
+    try:
+        _send(known, "terminate")
+    finally:
+        _send(known | _processes(process, mark), "kill")
+        process.wait(timeout=GRACE_SECONDS)
 
 
-def _processes(process: subprocess.Popen[bytes], mark: str) -> list[Any]:
+def _send(processes: set[Any], order: str) -> None:
+    """Give the order to all, and wait for them."""
     psutil = require("psutil", extra="tune")
-    found: list[Any] = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            getattr(process, order)()
+    psutil.wait_procs(processes, timeout=GRACE_SECONDS)
+
+
+def _processes(process: subprocess.Popen[bytes], mark: str) -> set[Any]:
+    psutil = require("psutil", extra="tune")
+    found: set[Any] = {item for item in psutil.process_iter() if _carries(item, mark)}
     if process.poll() is None:
         parent = psutil.Process(process.pid)
-        found = [parent, *parent.children(recursive=True)]
-    return list({*found, *(item for item in psutil.process_iter() if _carries(item, mark))})
+        found.update([parent, *parent.children(recursive=True)])
+    return found
 
 
 def _carries(process: Any, mark: str) -> bool:

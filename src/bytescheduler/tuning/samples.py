@@ -16,7 +16,7 @@ from typing import Final
 
 from bytescheduler.core.config import Settings
 
-__all__ = ["Sample", "enough", "pooled", "summarise"]
+__all__ = ["CLEARLY_BAD", "Sample", "enough", "pooled", "summarise"]
 
 MIN_ITERATIONS: Final = 4
 MAX_ITERATIONS: Final = 16
@@ -63,8 +63,13 @@ def pooled(samples: Sequence[Sample]) -> Sample:
 
 
 def enough(settings: Settings, times: Sequence[float], best: Sample | None) -> bool:
-    """Whether to stop measuring; ``best`` is the fastest sample so far."""
-    if best is not None and len(times) >= 2:
+    """Whether to stop measuring; ``best`` is the fastest sample so far.
+
+    The first sample of all has nothing to be held against and may be a slow one: it is short.
+    """
+    if best is None:
+        return len(times) >= MIN_ITERATIONS
+    if len(times) >= 2:
         slower = 1.0 + max(CLEARLY_BAD, NOISE_FACTOR * best.spread)
         if min(times) > slower * best.seconds:
             return True

@@ -35,7 +35,7 @@ FEWEST: Final = 3  # iterations after that, of a command that ended by itself
 WANTED: Final = 30  # iterations after that, at which a command is ended
 HUNG: Final = 10  # iterations' time without one
 UNWRAPPED: Final = "no optimizer was wrapped"
-TAIL_BYTES: Final = 2000
+TAIL_BYTES: Final = 4000  # a launcher alone writes half of that about a worker that failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +47,14 @@ class Trial:
         report: what the adapter reported; None if no optimizer was wrapped.
         seconds: median iteration time; None if the trial failed.
         failure: why, in words, if it failed.
+        output: the end of what it printed.
     """
 
     settings: Settings
     report: Report | None
     seconds: float | None
     failure: str | None = None
+    output: str = ""
 
 
 def run_trial(command: Sequence[str], settings: Settings, timeout: float) -> Trial:
@@ -100,7 +102,7 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
 def _late(report: Report | None, path: Path, timeout: float) -> str | None:
     """A slow job may be late; one that stands still hangs."""
     if report is None:
-        return f"{UNWRAPPED} within {timeout:g} s"
+        return f"{UNWRAPPED} within {timeout:g} s (a script that starts slower needs --timeout)"
     times = _times(report)
     if len(times) < FEWEST:
         return f"not enough iterations within {timeout:g} s"
@@ -122,11 +124,9 @@ def _tail(output: IO[bytes]) -> str:
 
 def _judge(settings: Settings, report: Report | None, failure: str | None, tail: str) -> Trial:
     times = _times(report)
-    if failure is not None and tail:
-        failure = f"{failure}; its last output:\n{tail}"
-    elif failure is None and report is None:
+    if failure is None and report is None:
         failure = UNWRAPPED
     elif failure is None and len(times) < FEWEST:
         failure = f"too few iterations: {WARM_UP + FEWEST + 1} or more are needed"
     seconds = median(times) if failure is None else None
-    return Trial(settings=settings, report=report, seconds=seconds, failure=failure)
+    return Trial(settings=settings, report=report, seconds=seconds, failure=failure, output=tail)
