@@ -57,7 +57,7 @@ class AnalyticJob:
 
     def tuner(self, **arguments: object) -> AutoTuner:
         tuner = AutoTuner(self.space, initial=self.settings, **arguments)  # type: ignore[arg-type]
-        self.settings = tuner.step(self.now) or self.settings
+        tuner.step(self.now)
         return tuner
 
     def run(

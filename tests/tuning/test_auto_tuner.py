@@ -94,7 +94,8 @@ def test_with_noise_and_stalls_it_stays_in_budget_and_beats_the_plain_order(
 
 def test_the_start_up_runs_in_the_plain_order() -> None:
     job = AnalyticJob()
-    job.tuner()
+    tuner = job.tuner()
+    job.run(tuner, lambda: job.iterations == 1)
     assert job.settings == job.space.anchors[0]
 
 
@@ -239,4 +240,6 @@ def test_the_users_own_sizes_take_part() -> None:
     )
     tuner.step(0.0)
     switched = [tuner.step(0.1 * n) for n in range(1, 20)]
-    assert next(item for item in switched if item) == replace(mine, mode="priority")
+    barrier, users = [item for item in switched if item]
+    assert barrier.mode == "barrier"
+    assert users == replace(mine, mode="priority")

@@ -112,7 +112,7 @@ class AutoTuner:
         self._search_times: list[float] = []  # every iteration of the present search
         self._last: float | None = None
         self._run = self._procedure()
-        self._opening = next(self._run)
+        next(self._run)
 
     @classmethod
     def for_job(
@@ -157,13 +157,14 @@ class AutoTuner:
     def step(self, now: float) -> Settings | None:
         """An iteration ended at ``now`` (``perf_counter`` seconds): new settings, or None."""
         last, self._last = self._last, now
-        return self._opening if last is None else self._run.send(now - last)
+        return None if last is None else self._run.send(now - last)
 
     # -- the procedure
 
     def _procedure(self) -> Run:
+        yield from self._skip(1)
         self._switch(self._guess or self._space.anchors[0])
-        yield from self._skip(START_UP)
+        yield from self._skip(START_UP - 1)
         while True:
             self.searching = True
             self.samples, self._search_times = [], []
