@@ -214,6 +214,40 @@ def start_returns_before_the_others_have_started(bench: Bench) -> None:
         np.testing.assert_allclose(bench.read(buffer), expected, rtol=1e-6)
 
 
+def each_chunk_is_started_by_the_one_before(bench: Bench) -> None:
+    """Reentrant engines: completions start chunks and announce, in whichever thread they are."""
+    with bench.transport() as transport:
+        if not transport.reentrant:
+            return
+        count = 50
+        flat = bench.filled(pattern(count * 64, bench.rank))
+        handles = [transport.prepare(i, flat[i * 64 : i * 64 + 64]) for i in range(count)]
+        over = threading.Event()
+        errors: list[BaseException] = []
+
+        def start(index: int) -> None:
+            if bench.rank == 0:
+                transport.announce([index])
+            transport.start(handles[index], index, lambda error: go_on(index + 1, error))
+
+        def go_on(index: int, error: BaseException | None) -> None:
+            if error is not None:
+                errors.append(error)
+            if error is None and index < count:
+                start(index)
+            else:
+                over.set()
+
+        start(0)
+        if bench.rank != 0:
+            heard = [list(transport.receive()) for _ in range(count)]
+            assert heard == [[index] for index in range(count)]
+        assert over.wait(PATIENCE), "the chain of chunks broke off"
+        assert errors == []
+        expected = bench.mean(lambda r: pattern(count * 64, r))
+        np.testing.assert_allclose(bench.read(flat), expected, rtol=1e-6)
+
+
 def prepared_anew_for_another_cut(bench: Bench) -> None:
     with bench.transport() as transport:
         flat = bench.make(960, "float32")
@@ -463,6 +497,7 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
     slices_of_one_buffer_do_not_touch_their_neighbours,
     thousands_in_flight,
     start_returns_before_the_others_have_started,
+    each_chunk_is_started_by_the_one_before,
     prepared_anew_for_another_cut,
     announcements_arrive_in_order,
     announce_does_not_wait_for_the_receivers,
