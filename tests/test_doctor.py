@@ -85,6 +85,17 @@ def test_tries_torch_for_real_and_predicts_a_gain(capsys: pytest.CaptureFixture[
     assert found["gain"]["scheduled_s"] <= found["gain"]["plain_s"]
 
 
+@pytest.mark.multiprocess
+def test_tries_an_engine_under_its_own_launcher() -> None:
+    [mpi] = [item for item in ENGINES if item.name == "mpi"]
+    if not mpi.installed:
+        pytest.skip("mpi4py or mpirun is not installed")
+    finding = examine(mpi, timeout=60)
+    assert finding.works, finding.error
+    assert finding.latency_s
+    assert finding.bandwidth_bytes_per_s
+
+
 @pytest.mark.parametrize("item", ENGINES, ids=lambda item: item.name)
 def test_every_engine_says_what_it_would_use_for_rdma(item: Engine) -> None:
     assert item.rdma()
