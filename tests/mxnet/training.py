@@ -1,8 +1,10 @@
 """One worker of the tests: trains a small Gluon model and writes its weights.
 
-``training.py OUTPUT CASES`` with ``CASES`` a JSON list of objects: ``name``, ``optimizer``,
-``options``, ``trainer`` (``plain`` or ``scheduled``), ``on_server``, and more, see ``train``. All
-cases run in one process, since a job of parameter servers lives as long as its workers.
+``training.py OUTPUT CASES [KIND]`` with ``CASES`` a JSON list of objects: ``name``, ``optimizer``,
+``options``, ``trainer`` (``plain`` or ``scheduled``), ``on_server``, ``settings``, and more, see
+``train``. All cases run in one job, since starting one takes longer than training. Servers keep the
+last optimizer that they were sent, so plain trainers with updates on servers come last, when the
+scheduled stores have closed.
 """
 
 from __future__ import annotations
@@ -37,6 +39,22 @@ class Net(mx.gluon.HybridBlock):
         return self.out(self.hidden(self.norm(self.convolution(x)).flatten()))
 
 
+class Elementwise(mx.gluon.HybridBlock):
+    """No matrix product: MXNet has none of float16 on CPUs."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.scale = self.params.get("scale", shape=(1, 64))
+            self.offset = self.params.get("offset", shape=(1, 64))
+
+    def hybrid_forward(self, F: Any, x: Any, scale: Any, offset: Any) -> Any:
+        return F.broadcast_add(F.broadcast_mul(F.flatten(x), scale), offset)
+
+
+NETS = {"layers": Net, "elementwise": Elementwise}
+
+
 def batches(rank: int, dtype: str) -> Any:
     rng = np.random.default_rng(rank)
     while True:
@@ -44,43 +62,70 @@ def batches(rank: int, dtype: str) -> Any:
         yield mx.nd.array(x, dtype=dtype), mx.nd.array(rng.integers(0, 10, BATCH))
 
 
-def train(store: Any, case: dict[str, Any], prefix: int) -> dict[str, np.ndarray]:
-    mx.random.seed(5)
-    np.random.seed(5)
-    net = Net()
-    net.initialize(mx.init.Xavier())
-    dtype = case.get("dtype", "float32")
-    net.cast(dtype)
-    if case.get("hybridize", True):
-        net.hybridize()
-    options = dict(case.get("options", {}))
-    if "schedule" in case:
-        options["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(**case["schedule"])
-    trainer = mx.gluon.Trainer(
-        net.collect_params(),
-        case["optimizer"],
-        options,
-        kvstore=Renumbered(store, prefix),
-        update_on_kvstore=case["on_server"],
-    )
-    loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
-    data = batches(store.rank, dtype)
-    for step in range(case.get("steps", STEPS)):
-        x, y = next(data)
+class Run:
+    """A net and its trainer, which may be replaced by others in the middle."""
+
+    def __init__(self, store: Any, case: dict[str, Any], prefix: int) -> None:
+        self._store = store
+        self._case = case
+        self.net = self._make_net()
+        self.trainer = self._make_trainer(prefix)
+
+    def step(self, x: Any, y: Any) -> None:
+        loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
         with mx.autograd.record():
-            loss = loss_of(net(x), y)
+            loss = loss_of(self.net(x), y)
         loss.backward()
-        trainer.step(BATCH * store.num_workers)
+        self.trainer.step(BATCH * self._store.num_workers)
+
+    def resume(self, folder: Path, prefix: int) -> None:
+        """Go on with what was saved: a new net and a new trainer, of other initial values."""
+        files = [str(folder / f"{self._case['name']}.{self._store.rank}.{kind}") for kind in "ps"]
+        self.net.save_parameters(files[0])
+        self.trainer.save_states(files[1])
+        self.net = self._make_net()
+        self.trainer = self._make_trainer(prefix)
+        self.trainer.load_states(files[1])  # makes the keys, with the initial values
+        self.net.load_parameters(files[0])
+
+    def weights(self) -> dict[str, np.ndarray]:
+        parameters = self.net.collect_params().items()
+        return {name.split("net_")[-1]: value.data().asnumpy() for name, value in parameters}
+
+    def _make_net(self) -> Any:
+        mx.random.seed(5)
+        np.random.seed(5)
+        net = NETS[self._case.get("net", "layers")]()
+        net.initialize(mx.init.Xavier())
+        net.cast(self._case.get("dtype", "float32"))
+        if self._case.get("hybridize", True):
+            net.hybridize()
+        return net
+
+    def _make_trainer(self, prefix: int) -> Any:
+        options = dict(self._case["options"])
+        if "schedule" in self._case:
+            options["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(**self._case["schedule"])
+        return mx.gluon.Trainer(
+            self.net.collect_params(),
+            self._case["optimizer"],
+            options,
+            kvstore=Renumbered(self._store, prefix),
+            update_on_kvstore=self._case["on_server"],
+        )
+
+
+def train(store: Any, case: dict[str, Any], prefix: int, folder: Path) -> dict[str, np.ndarray]:
+    run = Run(store, case, prefix)
+    data = batches(store.rank, case.get("dtype", "float32"))
+    for step in range(case.get("steps", STEPS)):
+        run.step(*next(data))
         if case.get("halve_at") == step:
-            trainer.set_learning_rate(trainer.learning_rate / 2)
-        if case.get("save_at") == step:
-            trainer.save_states(case["state_file"].format(rank=store.rank))
-            trainer.load_states(case["state_file"].format(rank=store.rank))
+            run.trainer.set_learning_rate(run.trainer.learning_rate / 2)
+        if case.get("resume_at") == step:
+            run.resume(folder, prefix + 50)
     mx.nd.waitall()
-    return {
-        name.split("net_")[-1]: parameter.data().asnumpy()
-        for name, parameter in net.collect_params().items()
-    }
+    return run.weights()
 
 
 class Renumbered(mx.kv.KVStoreBase):
@@ -109,14 +154,17 @@ class Renumbered(mx.kv.KVStoreBase):
         self._store.set_optimizer(optimizer)
 
 
-def main(output: str, text: str) -> None:
-    inner = mx.kv.create("dist_sync")
+def main(output: str, text: str, kind: str = "dist_sync") -> None:
+    inner = mx.kv.create(kind)
     for number, case in enumerate(json.loads(text)):
         store = inner
         if case["trainer"] == "scheduled":
-            store = bs.ScheduledKVStore(inner, **case.get("settings", {}))
-        weights = train(store, case, 100 * number)
+            store = bs.ScheduledKVStore(inner, **case["settings"])
+        weights = train(store, case, 100 * number, Path(output))
         np.savez(Path(output) / f"{case['name']}.{inner.rank}.npz", **weights)
+        if case["trainer"] == "scheduled":
+            store.close()
+        inner._barrier()
 
 
 if __name__ == "__main__":

@@ -237,12 +237,21 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
         if self._staging is None:
             if self._optimizer is not None:
                 self._build(self._trainable())
-            elif key in self._seen:
-                self._build(sorted(self._seen, key=lambda key: -self._seen[key]))
-            else:
-                self._seen[key] = priority
+            elif self._first_seen(key, priority):
                 return False
+            else:
+                self._build(sorted(self._seen, key=lambda key: -self._seen[key]))
         return self._staging is not None and key in self._staging.position
+
+    def _first_seen(self, key: Any, priority: int) -> bool:
+        if "async" in self._inner.type:
+            raise ConfigurationError(
+                "dist_async servers add nothing up, they update weights as gradients come; call "
+                "set_optimizer, or pass update_on_kvstore=True to the trainer, or use dist_sync"
+            )
+        first = key not in self._seen
+        self._seen.setdefault(key, priority)
+        return first
 
     def _post(self, key: Any, arrays: Sequence[Any]) -> None:
         staging, rounds = self._staging, self._rounds
@@ -290,7 +299,6 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
 
     def _open(self, staging: Staging) -> KVStoreTransport:
         if self._optimizer is None:
-            self._require_sums()
             return KVStoreTransport(self._inner, average=False, rests=True)
         if self.settings.mode == "auto":
             raise ConfigurationError(
@@ -299,13 +307,6 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
             )
         kind = AsyncUpdates if "async" in self._inner.type else SyncUpdates
         return kind(self._inner, staging.layout, staging.buffers, self._server_weights(staging))
-
-    def _require_sums(self) -> None:
-        if "async" in self._inner.type:
-            raise ConfigurationError(
-                "dist_async servers add nothing up, they update weights as gradients come; call "
-                "set_optimizer, or pass update_on_kvstore=True to the trainer, or use dist_sync"
-            )
 
     def _server_weights(self, staging: Staging) -> dict[str, Any]:
         """What MXNet's own keys hold, laid out as the gradients will be."""

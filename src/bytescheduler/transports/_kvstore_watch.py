@@ -80,8 +80,9 @@ class Watch:
         )
 
     def start(self) -> None:
-        """Begin to ask."""
-        self._thread.start()
+        """Begin to ask; further calls do nothing."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def chunk_completed(self) -> None:
         """Everybody took part in something just now."""
