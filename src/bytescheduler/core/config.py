@@ -35,8 +35,11 @@ ENV_CHECK: Final = "BYTESCHEDULER_CHECK"
 Mode = Literal["priority", "fifo", "barrier", "auto"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 
-DEFAULT_PARTITION_SIZE: Final = 1 << 20
+DEFAULT_PARTITION_SIZE: Final = 1 << 20  # where the size of the model is not known
 DEFAULT_CREDIT_SIZE: Final = 4 << 20
+CHUNKS_PER_MODEL: Final = 32
+CHUNKS_PER_CREDIT: Final = 4
+PARTITION_LIMITS: Final = 64 << 10, 4 << 20
 # One bucket of DistributedDataParallel, and room for two on the wire.
 BARRIER_PARTITION_SIZE: Final = 25 << 20
 BARRIER_CREDIT_SIZE: Final = 2 * BARRIER_PARTITION_SIZE
@@ -124,11 +127,17 @@ def resolve_settings(
     credit_size: int | str | None = None,
     mode: str | None = None,
     trace: str | None = None,
+    model_bytes: int | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Merge keyword arguments, environment and defaults.
 
-    If only one of the two sizes is given, the other follows it (credit = 4 chunks).
+    If only one of the two sizes is given, the other follows it (credit = 4 chunks). If none is,
+    the model is cut into 32 chunks of 64 KiB to 4 MiB: enough for an urgent one to overtake, few
+    enough for what each costs.
+
+    Args:
+        model_bytes: bytes of all gradients of one rank.
 
     Raises:
         ConfigurationError: a value breaks a rule; the message names its source.
@@ -140,13 +149,21 @@ def resolve_settings(
     if partition is None and credit is None and mode == "barrier":
         partition, credit = BARRIER_PARTITION_SIZE, BARRIER_CREDIT_SIZE
     if partition is None:
-        partition = min(DEFAULT_PARTITION_SIZE, credit or DEFAULT_PARTITION_SIZE)
+        partition = min(default_partition(model_bytes), credit or PARTITION_LIMITS[1])
     return Settings(
         partition_size=partition,
-        credit_size=credit or max(DEFAULT_CREDIT_SIZE, 4 * partition),
+        credit_size=credit or CHUNKS_PER_CREDIT * partition,
         mode=cast("Mode", mode),
         trace=trace or env.get(ENV_TRACE) or None,
     )
+
+
+def default_partition(model_bytes: int | None) -> int:
+    """Bytes per chunk that suit most jobs with ``model_bytes`` of gradients."""
+    if model_bytes is None:
+        return DEFAULT_PARTITION_SIZE
+    low, high = PARTITION_LIMITS
+    return min(max(model_bytes // CHUNKS_PER_MODEL, low), high)
 
 
 def _size(value: int | str | None, env: Mapping[str, str], name: str, variable: str) -> int | None:

@@ -55,8 +55,9 @@ class ScheduledOptimizer(Optimizer):
             DistributedDataParallel. Parameters and buffers are broadcast from rank 0, and
             optimizer state if rank 0 has any.
         group: process group of ``torch.distributed``; the default group if None.
-        partition_size: bytes per chunk, as int or text (``"4MiB"``); default 1 MiB.
-        credit_size: bytes in flight at most; default four chunks, at least 4 MiB.
+        partition_size: bytes per chunk, as int or text (``"4MiB"``); by default a 32nd of the
+            gradients, between 64 KiB and 4 MiB.
+        credit_size: bytes in flight at most; four chunks by default.
         mode: ``"priority"``, ``"fifo"``, ``"barrier"`` or ``"auto"``.
         transport: name of an engine (``"torch"``, ``"horovod"``, ``"kvstore"``, ``"mpi"``,
             ``"byteps"``) or a ``Transport``.
@@ -94,7 +95,11 @@ class ScheduledOptimizer(Optimizer):
         def proposal() -> Proposal:
             _refuse_what_is_wrapped(optimizer, model)
             settings = resolve_settings(
-                partition_size=partition_size, credit_size=credit_size, mode=mode, trace=trace
+                partition_size=partition_size,
+                credit_size=credit_size,
+                mode=mode,
+                trace=trace,
+                model_bytes=_gradient_bytes(optimizer),
             )
             return Proposal(unwrap_horovod(optimizer) or optimizer, model, settings)
 
@@ -325,6 +330,15 @@ def _open(transport: str | Transport, group: dist.ProcessGroup | None) -> Transp
             f"group goes with transport='torch' only, got transport={transport!r}; leave it out"
         )
     return transports.create(transport)
+
+
+def _gradient_bytes(optimizer: Optimizer) -> int:
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return sum(
+        p.numel() * p.element_size()
+        for p in parameters
+        if p.requires_grad and not isinstance(p, nn.parameter.UninitializedParameter)
+    )
 
 
 def _retire_predecessors(model: nn.Module, optimizer: Optimizer) -> None:
