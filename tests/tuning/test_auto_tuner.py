@@ -186,12 +186,17 @@ def test_searches_stop_when_the_budget_is_spent() -> None:
     job = AnalyticJob()
     tuner = job.tuner()
     searching = 0
-    total = 8000
-    for iteration in range(total):
-        if iteration % 300 == 0:
-            job.exchange = 0.3 if job.exchange < 0.2 else 0.05
-        job.run(tuner, iter([False, True]).__next__)
-        searching += tuner.searching
+    total = 8100
+    for _ in range(total // 300):
+        job.exchange = 0.3 if job.exchange < 0.2 else 0.05
+        states: list[bool] = []
+
+        def counted(states: list[bool] = states) -> bool:
+            states.append(tuner.searching)
+            return len(states) > 300
+
+        job.run(tuner, counted)
+        searching += sum(states[1:])
     slowest_best = 0.1 + 0.3
     assert tuner.spent <= 0.03 * total * slowest_best
     assert searching < total / 2

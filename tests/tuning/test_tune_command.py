@@ -148,7 +148,7 @@ def test_trials_of_another_command_are_not_gone_on_with(
 def test_a_trial_that_fails_is_counted_and_all_its_processes_are_ended(
     folder: Path, special: str, reason: str
 ) -> None:
-    options = ("--trials", "3", "--timeout", "20")
+    options = ("--trials", "3", "--timeout", "12")
     assert tune(folder, *options, command=script(folder, special)) == 0
     trials = result(folder)["trials"]
     assert isinstance(trials, list)

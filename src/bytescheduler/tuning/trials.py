@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import IO, Final
+from typing import Final
 
 from bytescheduler.core.config import (
     ENV_CREDIT_SIZE,
@@ -64,11 +64,14 @@ def run_trial(command: Sequence[str], settings: Settings, timeout: float) -> Tri
         FileNotFoundError, PermissionError: the command cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="bytescheduler-") as folder:
-        path = Path(folder) / "report.jsonl"
-        with (Path(folder) / "output").open("w+b") as output:
-            with started(command, _variables(settings, path), output) as process:
-                failure = _follow(process, path, timeout)
-            return _judge(settings, read(path), failure, _tail(output))
+        path, printed = Path(folder) / "report.jsonl", Path(folder) / "output"
+        with (
+            printed.open("wb") as output,
+            started(command, _variables(settings, path), output) as process,
+        ):
+            failure = _follow(process, path, timeout)
+            tail = _tail(printed)  # before the launcher complains of being ended
+        return _judge(settings, read(path), failure, tail)
 
 
 def _variables(settings: Settings, report: Path) -> dict[str, str]:
@@ -116,10 +119,10 @@ def _times(report: Report | None) -> tuple[float, ...]:
     return report.seconds[WARM_UP:] if report else ()
 
 
-def _tail(output: IO[bytes]) -> str:
-    output.seek(0, os.SEEK_END)
-    output.seek(max(0, output.tell() - TAIL_BYTES))
-    return output.read().decode(errors="replace").strip()
+def _tail(printed: Path) -> str:
+    with printed.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read().decode(errors="replace").strip()
 
 
 def _judge(settings: Settings, report: Report | None, failure: str | None, tail: str) -> Trial:
