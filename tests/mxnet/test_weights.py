@@ -42,6 +42,7 @@ ON_WORKER = {
         "dtype": "float16",
         "net": "elementwise",
     },
+    "clipped": {"optimizer": "sgd", "options": {"learning_rate": 0.05}, "clip": 2.0},
     "halved": {"optimizer": "adam", "options": {"learning_rate": 0.02}, "halve_at": 20},
 }
 Outcome = Callable[[int], Path]
@@ -83,10 +84,13 @@ def cases_of(workers: int, on_server: bool, trainer: str) -> list[dict[str, Any]
     ]
 
 
-def resumed() -> dict[str, Any]:
-    """Adam, stopped in the middle and gone on with by another trainer."""
-    (adam,) = [case for case in cases_of(2, False, "scheduled") if case["name"].startswith("adam-")]
-    return {**adam, "name": "resumed-scheduled-False", "resume_at": 20}
+def special() -> list[dict[str, Any]]:
+    """Adam, gone on with by another trainer in the middle; and a ScheduledTrainer that clips."""
+    cases = {case["name"]: case for case in cases_of(2, False, "scheduled")}
+    return [
+        {**cases["adam-scheduled-False"], "name": "resumed", "resume_at": 20},
+        {**cases["clipped-scheduled-False"], "name": "trainer", "trainer": "ScheduledTrainer"},
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +103,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         cases = [
             *cases_of(workers, False, "plain"),
             *cases_of(workers, False, "scheduled"),
-            *([resumed()] if workers == 2 else []),
+            *(special() if workers == 2 else []),
             *cases_of(workers, True, "scheduled"),
             *cases_of(workers, True, "plain"),
         ]
@@ -159,7 +163,13 @@ def test_a_learning_rate_set_in_the_middle_counts(outcome: Outcome) -> None:
 def test_states_saved_and_loaded_into_another_trainer_go_on_as_if_never_stopped(
     outcome: Outcome,
 ) -> None:
-    assert_same(outcome(2), 2, "resumed-scheduled-False", "adam-plain-False")
+    assert_same(outcome(2), 2, "resumed", "adam-plain-False")
+
+
+@pytest.mark.parametrize("name", ["clipped-scheduled-False", "trainer"])
+def test_gradients_clipped_between_reduction_and_update(name: str, outcome: Outcome) -> None:
+    """By Gluon's Trainer on a ScheduledKVStore, and by a ScheduledTrainer on a plain one."""
+    assert_same(outcome(2), 2, name, "clipped-plain-False")
 
 
 def test_half_precision_has_a_master_copy_that_keeps_what_float16_would_lose(
@@ -170,3 +180,22 @@ def test_half_precision_has_a_master_copy_that_keeps_what_float16_would_lose(
         found = weights(outcome(2), f"half-scheduled-{on_server}", 0)
         assert {value.dtype for value in found.values()} == {np.dtype("float16")}
         assert any((found[key] != value).any() for key, value in alone.items())
+
+
+def test_compressed_gradients_are_left_to_mxnet(tmp_path: Path) -> None:
+    """A job of its own: MXNet compresses everything that a store pushes from then on."""
+    cases = [
+        {
+            "name": trainer,
+            "optimizer": "sgd",
+            "options": {"learning_rate": 0.05, "momentum": 0.9},
+            "trainer": trainer,
+            "on_server": False,
+            "settings": SETTINGS,
+            "compression": {"type": "2bit", "threshold": 0.5},
+        }
+        for trainer in ("scheduled", "plain")
+    ]
+    failure = train(tmp_path, 2, cases)
+    assert not failure, failure
+    assert_same(tmp_path, 2, "scheduled", "plain", rtol=0.0)

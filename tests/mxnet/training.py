@@ -1,10 +1,10 @@
 """One worker of the tests: trains a small Gluon model and writes its weights.
 
 ``training.py OUTPUT CASES [KIND]`` with ``CASES`` a JSON list of objects: ``name``, ``optimizer``,
-``options``, ``trainer`` (``plain`` or ``scheduled``), ``on_server``, ``settings``, and more, see
-``train``. All cases run in one job, since starting one takes longer than training. Servers keep the
-last optimizer that they were sent, so plain trainers with updates on servers come last, when the
-scheduled stores have closed.
+``options``, ``trainer`` (``plain``, ``scheduled`` or ``ScheduledTrainer``), ``on_server``,
+``settings``, and more, see ``Run``. All cases run in one job, since starting one takes longer than
+training. Servers keep the last optimizer that they were sent, so plain trainers with updates on
+servers come last, when the scheduled stores have closed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,14 @@ class Run:
         with mx.autograd.record():
             loss = loss_of(self.net(x), y)
         loss.backward()
-        self.trainer.step(BATCH * self._store.num_workers)
+        if "clip" not in self._case:
+            self.trainer.step(BATCH * self._store.num_workers)
+            return
+        self.trainer.allreduce_grads()
+        parameters = self.net.collect_params().values()
+        gradients = [p.grad() for p in parameters if p.grad_req != "null"]
+        mx.gluon.utils.clip_global_norm(gradients, self._case["clip"])
+        self.trainer.update(BATCH * self._store.num_workers)
 
     def resume(self, folder: Path, prefix: int) -> None:
         """Go on with what was saved: a new net and a new trainer, of other initial values."""
@@ -106,12 +113,22 @@ class Run:
         options = dict(self._case["options"])
         if "schedule" in self._case:
             options["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(**self._case["schedule"])
+        if self._case["trainer"] == "ScheduledTrainer":  # on keys from 0; one per job
+            return bs.ScheduledTrainer(
+                self.net.collect_params(),
+                self._case["optimizer"],
+                options,
+                kvstore=self._store,
+                update_on_kvstore=self._case["on_server"],
+                **self._case["settings"],
+            )
         return mx.gluon.Trainer(
             self.net.collect_params(),
             self._case["optimizer"],
             options,
             kvstore=Renumbered(self._store, prefix),
             update_on_kvstore=self._case["on_server"],
+            compression_params=self._case.get("compression"),
         )
 
 
@@ -125,6 +142,9 @@ def train(store: Any, case: dict[str, Any], prefix: int, folder: Path) -> dict[s
         if case.get("resume_at") == step:
             run.resume(folder, prefix + 50)
     mx.nd.waitall()
+    if case["trainer"] == "ScheduledTrainer":
+        run.trainer.synchronize()
+        run.trainer.scheduled.close()
     return run.weights()
 
 
@@ -134,6 +154,7 @@ class Renumbered(mx.kv.KVStoreBase):
     def __init__(self, store: Any, first: int) -> None:
         self._store = store
         self._first = first
+        self._compressed = False
 
     type = property(lambda self: self._store.type)
     rank = property(lambda self: self._store.rank)
@@ -146,8 +167,16 @@ class Renumbered(mx.kv.KVStoreBase):
         self._store.broadcast(self._first + key, value, out, priority)
         mx.nd.waitall()  # MXNet's own store orders this pull before no push of the same key
 
-    def pushpull(self, key: int, *args: Any, **kwargs: Any) -> None:
-        self._store.pushpull(self._first + key, *args, **kwargs)
+    def set_gradient_compression(self, parameters: Any) -> None:
+        self._store.set_gradient_compression(parameters)
+        self._compressed = True
+
+    def pushpull(self, key: int, value: Any, out: Any = None, priority: int = 0) -> None:
+        if self._compressed:  # MXNet's own store refuses to do both at once
+            self._store.push(self._first + key, value, priority)
+            self._store.pull(self._first + key, value if out is None else out, priority)
+        else:
+            self._store.pushpull(self._first + key, value, out, priority)
 
     def set_optimizer(self, optimizer: Any) -> None:
         optimizer.param_dict = {self._first + k: p for k, p in optimizer.param_dict.items()}
@@ -156,7 +185,7 @@ class Renumbered(mx.kv.KVStoreBase):
 
 def main(output: str, text: str, kind: str = "dist_sync") -> None:
     inner = mx.kv.create(kind)
-    for number, case in enumerate(json.loads(text)):
+    for number, case in enumerate(json.loads(text), start=1):
         store = inner
         if case["trainer"] == "scheduled":
             store = bs.ScheduledKVStore(inner, **case["settings"])

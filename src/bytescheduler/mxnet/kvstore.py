@@ -113,13 +113,14 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
         """Collective: make keys, with rank 0's values."""
         pairs = _pairs(key, value)
         for one, arrays in pairs:
-            if arrays[0].stype == "default" and isinstance(one, int):
+            dense = arrays[0].stype == "default" and isinstance(one, int)
+            if dense and not self._compressed:
                 self._shapes[one] = tuple(arrays[0].shape)
                 self._dtypes[one] = np.dtype(arrays[0].dtype)
             else:
                 self._inner.init(one, arrays[0])
-        dense = {one: arrays[0] for one, arrays in pairs if one in self._shapes}
-        self._membership.store.create(list(dense), list(dense.values()))
+        ours = {one: arrays[0] for one, arrays in pairs if one in self._shapes}
+        self._membership.store.create(list(ours), list(ours.values()))
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Collective: make keys with rank 0's values, and write these into ``out``."""
@@ -162,8 +163,22 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
         self._inner.row_sparse_pull(*args, **kwargs)
 
     def set_gradient_compression(self, compression_params: Any) -> None:
-        """Leave everything to MXNet: it compresses whole keys, so nothing is scheduled."""
+        """Collective: leave everything to MXNet, which compresses all that its store pushes.
+
+        Nothing is scheduled then, and nobody watches for lost peers: signs of life would be
+        compressed as well.
+
+        Raises:
+            UsageError: gradients are scheduled already.
+        """
+        if self._exchange is not None:
+            raise UsageError(
+                "gradient compression must be set before the first gradients are pushed; pass "
+                "compression_params to the trainer"
+            )
         self._compressed = True
+        self._inner._barrier()  # nobody takes another's silence for a loss
+        self._membership.watch.stop()
         self._inner.set_gradient_compression(compression_params)
 
     def set_optimizer(self, optimizer: Any) -> None:
