@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bytescheduler.core.config import Settings
+from bytescheduler.core.config import Settings, resolve_settings
 from bytescheduler.tuning.space import MAX_CHUNKS, SCHEDULES, Space
 
 SIZES = [0, 4, 1000, 3_000_000, 100_000_000, 10_000_000_000]
@@ -28,6 +28,13 @@ def test_no_candidate_cuts_into_too_many_chunks(total: int) -> None:
         item.partition_size for item in Space(total_bytes=total, base=Settings()).candidates()
     )
     assert total / smallest <= MAX_CHUNKS
+
+
+@pytest.mark.parametrize("total", SIZES[3:])
+def test_the_second_anchor_is_what_an_untuned_job_uses(total: int) -> None:
+    untuned = resolve_settings(model_bytes=total, environ={})
+    anchor = Space(total_bytes=total, base=Settings()).anchors[1]
+    assert (anchor.mode, anchor.partition_size) == (untuned.mode, untuned.partition_size)
 
 
 def test_the_users_sizes_are_a_candidate() -> None:

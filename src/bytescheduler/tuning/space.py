@@ -21,10 +21,10 @@ import numpy.typing as npt
 from bytescheduler.core.config import (
     BARRIER_CREDIT_SIZE,
     BARRIER_PARTITION_SIZE,
-    DEFAULT_CREDIT_SIZE,
-    DEFAULT_PARTITION_SIZE,
+    CHUNKS_PER_CREDIT,
     Mode,
     Settings,
+    default_partition,
 )
 
 __all__ = ["SCHEDULES", "Space", "features"]
@@ -56,10 +56,11 @@ class Space:
 
     @property
     def anchors(self) -> tuple[Settings, Settings]:
-        """Large buckets with a barrier, and our default."""
+        """Large buckets with a barrier, and our default for this model."""
+        size = default_partition(self.total_bytes)
         return (
             self.at("barrier", BARRIER_PARTITION_SIZE, BARRIER_CREDIT_SIZE),
-            self.at("priority", DEFAULT_PARTITION_SIZE, DEFAULT_CREDIT_SIZE),
+            self.at("priority", size, CHUNKS_PER_CREDIT * size),
         )
 
     @property
