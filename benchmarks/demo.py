@@ -23,7 +23,7 @@ from benchmarks.pool import Pool
 from benchmarks.report import console, track
 
 WORKERS = 2
-EPOCHS = 14
+EPOCHS = 10
 WARMUP_EPOCHS = 2
 KINDS = {"ddp": "DistributedDataParallel", "scheduled": "ScheduledOptimizer"}
 TIMEOUT_S = 60.0

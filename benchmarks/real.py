@@ -1,6 +1,8 @@
 """``real``: real compute on the CPU over a shaped link, beside DistributedDataParallel.
 
-A convolutional network on digits and a small transformer on Python's documentation, two workers.
+A convolutional network on digits and a small transformer on Python's documentation, two workers;
+and on request (``cnn-small``) a network so small that what each message costs the two processors
+counts as much as the order of messages.
 The link gets the rate at which exchanging all gradients takes as long as computing them. The bound
 comes from the simulator, with layer times measured here and ``C`` measured alone. Processors are
 shared between computing and sending, as they are not on an accelerator, so nothing reaches it.
@@ -22,6 +24,8 @@ from benchmarks.report import Progress, comparison_table, console, track
 from benchmarks.systems import SYSTEMS
 
 TASKS = ("cnn", "transformer")
+ON_REQUEST = ("cnn-small",)
+CHUNKS_PER_MODEL = (32, 16)
 NAMES = ("ddp", "bytescheduler")
 WORKERS = 2
 WARMUP = 6
@@ -30,7 +34,7 @@ TRIES = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``real``."""
-    parser.add_argument("--task", choices=(*TASKS, "all"), default="all")
+    parser.add_argument("--task", choices=(*TASKS, *ON_REQUEST, "all"), default="all")
     parser.add_argument("--balance", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=15)
@@ -81,7 +85,7 @@ class RealComparison:
         self._lab.shape(rate * exchange / compute / self._balance)
 
     def _choose(self, name: str, job: Job) -> dict[str, Any]:
-        candidates = SYSTEMS[name].sweep(job)[:TRIES]
+        candidates = _ours(job) if name == "bytescheduler" else SYSTEMS[name].sweep(job)[:TRIES]
         times = [self._time(name, settings, job, 8) for settings in candidates]
         return candidates[times.index(min(times))]
 
@@ -115,6 +119,12 @@ class RealComparison:
             "missing": {},
             "failed": {},
         }
+
+
+def _ours(job: Job) -> list[dict[str, Any]]:
+    """The defaults, and fewer bytes in flight."""
+    sizes = [job.gradient_bytes // count for count in CHUNKS_PER_MODEL]
+    return [{}, *({"partition_size": size, "credit_size": 2 * size} for size in sizes)]
 
 
 def real_job(task: str, lab: Lab) -> Job:

@@ -55,7 +55,8 @@ def transformer_task() -> Task:
 
 
 REAL_TASKS: dict[str, Callable[[], Task]] = {
-    "cnn": cnn_task,
+    "cnn": lambda: cnn_task(width=64),
+    "cnn-small": cnn_task,
     "transformer": transformer_task,
     "small": lambda: cnn_task(batch=16),
 }

@@ -18,7 +18,7 @@ SEED = 1234
 BATCH = 96
 LEARNING_RATE = 1e-3
 BUCKETS_PER_MODEL = 4
-CHUNKS_PER_MODEL = 32
+WIDTH = 64
 
 
 class Training:
@@ -27,7 +27,7 @@ class Training:
     def __init__(self, kind: str, trace: str | None) -> None:
         place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._train, self._test = load_digits(*place)
-        self._network = make_network(SEED)
+        self._network = make_network(SEED, WIDTH)
         self._optimizer: Any = torch.optim.AdamW(self._network.parameters(), lr=LEARNING_RATE)
         self._model = self._network
         size = sum(parameter.nbytes for parameter in self._network.parameters())
@@ -37,20 +37,13 @@ class Training:
                 self._network, bucket_cap_mb=bucket_mb
             )
         elif kind == "scheduled":
-            self._schedule(size, trace)
+            self._schedule(trace)
         self._epochs = 0
 
-    def _schedule(self, size: int, trace: str | None) -> None:
+    def _schedule(self, trace: str | None) -> None:
         import bytescheduler.torch as bs
 
-        chunk = size // CHUNKS_PER_MODEL
-        self._optimizer = bs.ScheduledOptimizer(
-            self._optimizer,
-            self._network,
-            partition_size=chunk,
-            credit_size=4 * chunk,
-            trace=trace,
-        )
+        self._optimizer = bs.ScheduledOptimizer(self._optimizer, self._network, trace=trace)
 
     def epoch(self) -> dict[str, Any]:
         """One pass over this rank's share; seconds of each iteration and the last loss."""

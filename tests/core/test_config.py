@@ -136,20 +136,20 @@ def test_configuration_errors_are_value_errors_of_our_tree():
     ("model_bytes", "partition"),
     [
         (1000, 64 << 10),
-        (1_693_736, 64 << 10),
-        (32 << 20, 1 << 20),
-        (100 << 20, (100 << 20) // 32),
+        (1_393_736, 64 << 10),
+        (24 << 20, 1 << 20),
+        (90 << 20, (90 << 20) // 24),
         (10 << 30, 4 << 20),
     ],
 )
 def test_chunks_follow_the_model_between_limits(model_bytes, partition):
     settings = resolve_settings(model_bytes=model_bytes, environ={})
     assert settings.partition_size == partition
-    assert settings.credit_size == 4 * partition
+    assert settings.credit_size == 3 * partition
 
 
 def test_a_size_that_was_asked_for_counts_before_the_model():
     settings = resolve_settings(model_bytes=1 << 30, credit_size="512KiB", environ={})
     assert settings.partition_size == settings.credit_size == 512 << 10
     settings = resolve_settings(model_bytes=1 << 30, partition_size="512KiB", environ={})
-    assert (settings.partition_size, settings.credit_size) == (512 << 10, 2 << 20)
+    assert (settings.partition_size, settings.credit_size) == (512 << 10, 3 << 19)

@@ -33,9 +33,9 @@ def coverage(layout: Layout, plan: Plan, buffer: str) -> list[tuple[int, int]]:
     return sorted((c.start, c.stop) for c in plan.chunks if c.buffer == buffer)
 
 
-@given(layouts(), partition_sizes)
-def test_chunks_tile_every_buffer_without_gap_or_overlap(layout, partition_size):
-    plan = layout.cut(partition_size)
+@given(layouts(), partition_sizes, st.booleans())
+def test_chunks_tile_every_buffer_without_gap_or_overlap(layout, partition_size, growing):
+    plan = layout.cut(partition_size, growing=growing)
     for buffer, elements in layout.sizes.items():
         slices = coverage(layout, plan, buffer)
         assert slices[0][0] == 0
@@ -43,18 +43,18 @@ def test_chunks_tile_every_buffer_without_gap_or_overlap(layout, partition_size)
         assert all(left[1] == right[0] for left, right in pairwise(slices))
 
 
-@given(layouts(), partition_sizes)
-def test_no_chunk_exceeds_the_partition_size_but_for_a_single_element(layout, partition_size):
-    for chunk in layout.cut(partition_size).chunks:
+@given(layouts(), partition_sizes, st.booleans())
+def test_no_chunk_exceeds_the_partition_size_but_for_one_element(layout, partition_size, growing):
+    for chunk in layout.cut(partition_size, growing=growing).chunks:
         itemsize = BUFFERS[chunk.buffer]
         assert chunk.nbytes == (chunk.stop - chunk.start) * itemsize
         assert 0 < chunk.nbytes <= max(partition_size, itemsize)
 
 
-@given(layouts(), partition_sizes)
-def test_spans_count_every_element_of_every_slot_once(layout, partition_size):
+@given(layouts(), partition_sizes, st.booleans())
+def test_spans_count_every_element_of_every_slot_once(layout, partition_size, growing):
     counted = [0] * len(layout.specs)
-    for chunk in layout.cut(partition_size).chunks:
+    for chunk in layout.cut(partition_size, growing=growing).chunks:
         assert sum(span.elements for span in chunk.spans) == chunk.stop - chunk.start
         for span in chunk.spans:
             assert span.elements > 0
@@ -62,24 +62,31 @@ def test_spans_count_every_element_of_every_slot_once(layout, partition_size):
     assert counted == list(layout.slots)
 
 
-@given(layouts(), partition_sizes)
-def test_chunks_of_a_parameter_are_those_whose_spans_name_it(layout, partition_size):
-    plan = layout.cut(partition_size)
+@given(layouts(), partition_sizes, st.booleans())
+def test_chunks_of_a_parameter_are_those_whose_spans_name_it(layout, partition_size, growing):
+    plan = layout.cut(partition_size, growing=growing)
     for parameter, indices in enumerate(plan.chunks_of):
         named = [c.index for c in plan.chunks if parameter in [s.parameter for s in c.spans]]
         assert list(indices) == named
         assert indices, "a parameter without elements still has its presence flag"
 
 
-@given(layouts(), partition_sizes)
-def test_priority_is_forward_order_across_buffers(layout, partition_size):
-    plan = layout.cut(partition_size)
+@given(layouts(), partition_sizes, st.booleans())
+def test_priority_is_forward_order_across_buffers(layout, partition_size, growing):
+    plan = layout.cut(partition_size, growing=growing)
     assert [chunk.index for chunk in plan.chunks] == list(range(len(plan.chunks)))
     needs = [layout.order.index(chunk.spans[0].parameter) for chunk in plan.chunks]
     assert needs == sorted(needs)
     for left, right in pairwise(plan.chunks):
         if left.buffer == right.buffer:
             assert left.start < right.start
+
+
+def test_growing_chunks_double_up_to_the_partition_size():
+    layout = Layout([ParameterSpec(name="p", numel=1000, itemsize=4)])
+    sizes = [chunk.nbytes for chunk in layout.cut(800, growing=True).chunks]
+    assert sizes == [100, 200, 400, 800, 800, 800, 800, 132]
+    assert [chunk.nbytes for chunk in layout.cut(800).chunks] == [800] * 5 + [32]
 
 
 @given(layouts())

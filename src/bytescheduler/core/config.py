@@ -37,8 +37,8 @@ MODES: Final[tuple[str, ...]] = get_args(Mode)
 
 DEFAULT_PARTITION_SIZE: Final = 1 << 20  # where the size of the model is not known
 DEFAULT_CREDIT_SIZE: Final = 4 << 20
-CHUNKS_PER_MODEL: Final = 32
-CHUNKS_PER_CREDIT: Final = 4
+CHUNKS_PER_MODEL: Final = 24
+CHUNKS_PER_CREDIT: Final = 3
 PARTITION_LIMITS: Final = 64 << 10, 4 << 20
 # One bucket of DistributedDataParallel, and room for two on the wire.
 BARRIER_PARTITION_SIZE: Final = 25 << 20
@@ -132,9 +132,9 @@ def resolve_settings(
 ) -> Settings:
     """Merge keyword arguments, environment and defaults.
 
-    If only one of the two sizes is given, the other follows it (credit = 4 chunks). If none is,
-    the model is cut into 32 chunks of 64 KiB to 4 MiB: enough for an urgent one to overtake, few
-    enough for what each costs.
+    If only one of the two sizes is given, the other follows it (credit = 3 chunks: enough to keep
+    the wire busy). If none is, the model is cut into 24 chunks of 64 KiB to 4 MiB: enough for an
+    urgent one to overtake, few enough for what each costs.
 
     Args:
         model_bytes: bytes of all gradients of one rank.

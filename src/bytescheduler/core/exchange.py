@@ -295,7 +295,8 @@ class Exchange:
             self._rounds += 1
 
     def _adopt(self, settings: Settings) -> Plan:
-        plan = self.layout.cut(settings.partition_size)
+        growing = settings.mode in ("priority", "auto")
+        plan = self.layout.cut(settings.partition_size, growing=growing)
         self._handles = [
             self._transport.prepare(
                 chunk.index, self._buffers[chunk.buffer][chunk.start : chunk.stop]

@@ -5,6 +5,10 @@ slice of it. So splitting a large tensor and fusing small ones are the same oper
 the partition size only cuts the same buffer anew. Chunks of all buffers are numbered in the order
 in which the next forward pass needs them: the number *is* the priority, smaller is sooner.
 
+Under priority the first chunks of a buffer are smaller and grow to the partition size (1/8, 1/4,
+1/2 of it): the next forward begins with them, and waits for the whole of the first. Their elements
+come last from backward, so a large first chunk would also be ready last.
+
 Behind each parameter's elements its slot holds one more, the *presence flag*: 1 where the rank
 produced a gradient, 0 where it did not. It is averaged along with the gradient, so every rank
 learns for free whether *any* rank used the parameter, which a rank that did not use it needs to
@@ -21,9 +25,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-__all__ = ["Chunk", "Layout", "ParameterSpec", "Plan", "Span"]
+__all__ = ["Chunk", "Layout", "ParameterSpec", "Plan", "Span", "slices"]
 
 ALIGNMENT = 64  # bytes; a slot starts on a cache line
+HEAD = 8  # the first chunk is this part of a whole one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +114,15 @@ class Layout:
         """Element offset of the presence flag of ``parameter`` in its buffer."""
         return self.offsets[parameter] + self.specs[parameter].numel
 
-    def cut(self, partition_size: int) -> Plan:
-        """Cut every buffer into chunks of ``partition_size`` bytes; its last may be shorter."""
+    def cut(self, partition_size: int, *, growing: bool = False) -> Plan:
+        """Cut every buffer into chunks of ``partition_size`` bytes.
+
+        The last may be shorter, and the first ones are if ``growing``.
+        """
         pieces = [
             (self._need(spans[0].parameter, start), buffer, start, stop, itemsize, spans)
             for buffer in self.sizes
-            for start, stop, itemsize, spans in self._slices(buffer, partition_size)
+            for start, stop, itemsize, spans in self._slices(buffer, partition_size, growing)
         ]
         pieces.sort(key=lambda piece: piece[0])
         chunks = tuple(
@@ -139,14 +147,13 @@ class Layout:
         )
 
     def _slices(
-        self, buffer: str, partition_size: int
+        self, buffer: str, partition_size: int, growing: bool
     ) -> Iterator[tuple[int, int, int, tuple[Span, ...]]]:
         members = [index for index in self.order if self.specs[index].buffer == buffer]
         itemsize = self.specs[members[0]].itemsize
         step = max(1, partition_size // itemsize)
         first = 0
-        for start in range(0, self.sizes[buffer], step):
-            stop = min(start + step, self.sizes[buffer])
+        for start, stop in slices(self.sizes[buffer], step, growing=growing):
             while self._end(members[first]) <= start:
                 first += 1
             yield start, stop, itemsize, tuple(self._spans(members, first, start, stop))
@@ -163,6 +170,15 @@ class Layout:
 
     def _need(self, parameter: int, start: int) -> tuple[int, int]:
         return self._rank[parameter], start - self.offsets[parameter]
+
+
+def slices(total: int, step: int, *, growing: bool) -> Iterator[tuple[int, int]]:
+    """Cut ``total`` into pieces of ``step``; if ``growing``, the first pieces double up to it."""
+    start, size = 0, max(1, step // HEAD) if growing else step
+    while start < total:
+        stop = min(start + size, total)
+        yield start, stop
+        start, size = stop, min(2 * size, step)
 
 
 def _slot_elements(spec: ParameterSpec) -> int:

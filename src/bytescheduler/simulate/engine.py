@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from bytescheduler.core.plan import slices
 from bytescheduler.simulate.model import Layer, Network, Profile, Result, Schedule, Span
 
 __all__ = ["bound_s", "simulate"]
@@ -107,13 +108,13 @@ def _cut(layers: Sequence[Layer], ready: Sequence[float], schedule: Schedule) ->
 
 
 def _slices(layers: Sequence[Layer], ready: Sequence[float], schedule: Schedule) -> list[_Chunk]:
-    """Equal slices of the flat buffer in forward order (design.md, "The plan")."""
+    """Slices of the flat buffer in forward order, as ``core.plan`` cuts it."""
     owners = [index for index, layer in enumerate(layers) if layer.gradient_bytes]
     ends = list(accumulate(layers[index].gradient_bytes for index in owners))
     by_offset = schedule.policy == "priority"
     chunks: list[_Chunk] = []
-    for start in range(0, ends[-1] if ends else 0, schedule.partition_bytes):
-        stop = min(start + schedule.partition_bytes, ends[-1])
+    total = ends[-1] if ends else 0
+    for start, stop in slices(total, schedule.partition_bytes, growing=by_offset):
         first = owners[bisect_right(ends, start)]
         last = owners[bisect_right(ends, stop - 1)]
         priority = float(start) if by_offset else ready[first]

@@ -55,9 +55,9 @@ class ScheduledOptimizer(Optimizer):
             DistributedDataParallel. Parameters and buffers are broadcast from rank 0, and
             optimizer state if rank 0 has any.
         group: process group of ``torch.distributed``; the default group if None.
-        partition_size: bytes per chunk, as int or text (``"4MiB"``); by default a 32nd of the
+        partition_size: bytes per chunk, as int or text (``"4MiB"``); by default a 24th of the
             gradients, between 64 KiB and 4 MiB.
-        credit_size: bytes in flight at most; four chunks by default.
+        credit_size: bytes in flight at most; three chunks by default.
         mode: ``"priority"``, ``"fifo"``, ``"barrier"`` or ``"auto"``.
         transport: name of an engine (``"torch"``, ``"horovod"``, ``"kvstore"``, ``"mpi"``,
             ``"byteps"``) or a ``Transport``.
