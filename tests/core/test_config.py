@@ -133,23 +133,25 @@ def test_configuration_errors_are_value_errors_of_our_tree():
 
 
 @pytest.mark.parametrize(
-    ("model_bytes", "partition"),
-    [
-        (1000, 64 << 10),
-        (1_393_736, 64 << 10),
-        (24 << 20, 1 << 20),
-        (90 << 20, (90 << 20) // 24),
-        (10 << 30, 4 << 20),
-    ],
+    ("bandwidth", "partition"),
+    [(1e6, 64 << 10), (13.4e6, 128 << 10), (28e6, 256 << 10), (118e6, 1 << 20), (1e12, 4 << 20)],
 )
-def test_chunks_follow_the_model_between_limits(model_bytes, partition):
-    settings = resolve_settings(model_bytes=model_bytes, environ={})
+def test_chunks_follow_the_bandwidth_between_limits(bandwidth, partition):
+    settings = resolve_settings(model_bytes=1 << 30, bandwidth=bandwidth, environ={})
     assert settings.partition_size == partition
     assert settings.credit_size == 3 * partition
 
 
-def test_a_size_that_was_asked_for_counts_before_the_model():
-    settings = resolve_settings(model_bytes=1 << 30, credit_size="512KiB", environ={})
-    assert settings.partition_size == settings.credit_size == 512 << 10
-    settings = resolve_settings(model_bytes=1 << 30, partition_size="512KiB", environ={})
+@pytest.mark.parametrize(
+    ("model_bytes", "partition"), [(1000, 64 << 10), (3 << 20, 1 << 20), (1 << 30, 1 << 20)]
+)
+def test_a_small_model_has_three_chunks_at_least(model_bytes, partition):
+    assert resolve_settings(model_bytes=model_bytes, environ={}).partition_size == partition
+
+
+def test_a_size_that_was_asked_for_counts_before_what_was_measured():
+    known = {"model_bytes": 1 << 30, "bandwidth": 1e6, "environ": {}}
+    settings = resolve_settings(credit_size="512KiB", **known)
+    assert settings.partition_size <= settings.credit_size == 512 << 10
+    settings = resolve_settings(partition_size="512KiB", **known)
     assert (settings.partition_size, settings.credit_size) == (512 << 10, 3 << 19)

@@ -84,6 +84,7 @@ def test_priority_is_forward_order_across_buffers(layout, partition_size, growin
 
 def test_growing_chunks_double_up_to_the_partition_size():
     layout = Layout([ParameterSpec(name="p", numel=1000, itemsize=4)])
+    assert len(layout.cut(1200, growing=True).chunks) == 4
     sizes = [chunk.nbytes for chunk in layout.cut(800, growing=True).chunks]
     assert sizes == [100, 200, 400, 800, 800, 800, 800, 132]
     assert [chunk.nbytes for chunk in layout.cut(800).chunks] == [800] * 5 + [32]

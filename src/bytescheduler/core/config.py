@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log2
 from typing import Final, Literal, cast, get_args
 
 from bytescheduler.exceptions import ConfigurationError
@@ -35,10 +36,11 @@ ENV_CHECK: Final = "BYTESCHEDULER_CHECK"
 Mode = Literal["priority", "fifo", "barrier", "auto"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 
-DEFAULT_PARTITION_SIZE: Final = 1 << 20  # where the size of the model is not known
-DEFAULT_CREDIT_SIZE: Final = 4 << 20
-CHUNKS_PER_MODEL: Final = 24
-CHUNKS_PER_CREDIT: Final = 3
+DEFAULT_PARTITION_SIZE: Final = 1 << 20  # where the bandwidth is not known
+DEFAULT_CREDIT_SIZE: Final = 3 << 20
+CHUNKS_PER_CREDIT: Final = 3  # enough to keep the wire busy
+CHUNK_S: Final = 10e-3  # seconds on the wire that are worth the cost of a message
+CHUNKS_PER_MODEL: Final = 3  # at least
 PARTITION_LIMITS: Final = 64 << 10, 4 << 20
 # One bucket of DistributedDataParallel, and room for two on the wire.
 BARRIER_PARTITION_SIZE: Final = 25 << 20
@@ -128,16 +130,17 @@ def resolve_settings(
     mode: str | None = None,
     trace: str | None = None,
     model_bytes: int | None = None,
+    bandwidth: float | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Merge keyword arguments, environment and defaults.
 
-    If only one of the two sizes is given, the other follows it (credit = 3 chunks: enough to keep
-    the wire busy). If none is, the model is cut into 24 chunks of 64 KiB to 4 MiB: enough for an
-    urgent one to overtake, few enough for what each costs.
+    If only one of the two sizes is given, the other follows it (credit = 3 chunks). If none is, see
+    ``default_partition``.
 
     Args:
-        model_bytes: bytes of all gradients of one rank.
+        model_bytes: bytes of all gradients of one rank, where known.
+        bandwidth: bytes per second between ranks, where known.
 
     Raises:
         ConfigurationError: a value breaks a rule; the message names its source.
@@ -149,7 +152,7 @@ def resolve_settings(
     if partition is None and credit is None and mode == "barrier":
         partition, credit = BARRIER_PARTITION_SIZE, BARRIER_CREDIT_SIZE
     if partition is None:
-        partition = min(default_partition(model_bytes), credit or PARTITION_LIMITS[1])
+        partition = min(default_partition(model_bytes, bandwidth), credit or PARTITION_LIMITS[1])
     return Settings(
         partition_size=partition,
         credit_size=credit or CHUNKS_PER_CREDIT * partition,
@@ -158,12 +161,17 @@ def resolve_settings(
     )
 
 
-def default_partition(model_bytes: int | None) -> int:
-    """Bytes per chunk that suit most jobs with ``model_bytes`` of gradients."""
-    if model_bytes is None:
-        return DEFAULT_PARTITION_SIZE
+def default_partition(model_bytes: int | None = None, bandwidth: float | None = None) -> int:
+    """Bytes per chunk for a start: a power of two that takes about 10 ms on the wire.
+
+    Between 64 KiB and 4 MiB, and at most a third of the model. Smaller ones let urgent chunks
+    overtake sooner, larger ones cost less; what is best for a job is measured (``mode="auto"``).
+    """
     low, high = PARTITION_LIMITS
-    return min(max(model_bytes // CHUNKS_PER_MODEL, low), high)
+    size = DEFAULT_PARTITION_SIZE
+    if bandwidth is not None:
+        size = min(max(1 << round(log2(max(1.0, bandwidth * CHUNK_S))), low), high)
+    return size if model_bytes is None else max(low, min(size, model_bytes // CHUNKS_PER_MODEL))
 
 
 def _size(value: int | str | None, env: Mapping[str, str], name: str, variable: str) -> int | None:

@@ -29,6 +29,7 @@ __all__ = ["Chunk", "Layout", "ParameterSpec", "Plan", "Span", "slices"]
 
 ALIGNMENT = 64  # bytes; a slot starts on a cache line
 HEAD = 8  # the first chunk is this part of a whole one
+FEW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,11 @@ class Layout:
 
 
 def slices(total: int, step: int, *, growing: bool) -> Iterator[tuple[int, int]]:
-    """Cut ``total`` into pieces of ``step``; if ``growing``, the first pieces double up to it."""
+    """Cut ``total`` into pieces of ``step``; if ``growing``, the first pieces double up to it.
+
+    They do not where there are few pieces: then the wire is fast, and each message counts.
+    """
+    growing = growing and total > FEW * step
     start, size = 0, max(1, step // HEAD) if growing else step
     while start < total:
         stop = min(start + size, total)

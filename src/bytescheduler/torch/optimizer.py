@@ -23,7 +23,7 @@ from bytescheduler.torch.agreement import broadcast_optimizer_state
 from bytescheduler.torch.check import CheckMode
 from bytescheduler.torch.proposal import Proposal, agree_on
 from bytescheduler.torch.session import Session
-from bytescheduler.torch.tuner import broadcast_timed, tuner_of
+from bytescheduler.torch.tuner import broadcast_timed, sizes_of_rank_0, tuner_of
 from bytescheduler.transports.base import Transport
 
 __all__ = ["ScheduledOptimizer"]
@@ -55,8 +55,9 @@ class ScheduledOptimizer(Optimizer):
             DistributedDataParallel. Parameters and buffers are broadcast from rank 0, and
             optimizer state if rank 0 has any.
         group: process group of ``torch.distributed``; the default group if None.
-        partition_size: bytes per chunk, as int or text (``"4MiB"``); by default a 24th of the
-            gradients, between 64 KiB and 4 MiB.
+        partition_size: bytes per chunk, as int or text (``"4MiB"``); by default what takes
+            about 10 ms between ranks, between 64 KiB and 4 MiB. With three or more ranks the last
+            bits of a sum depend on where it is cut: name a size to have them equal in each run.
         credit_size: bytes in flight at most; three chunks by default.
         mode: ``"priority"``, ``"fifo"``, ``"barrier"`` or ``"auto"``.
         transport: name of an engine (``"torch"``, ``"horovod"``, ``"kvstore"``, ``"mpi"``,
@@ -92,23 +93,27 @@ class ScheduledOptimizer(Optimizer):
         separable: bool | None = None,
         trace: str | None = None,
     ) -> None:
-        def proposal() -> Proposal:
-            _refuse_what_is_wrapped(optimizer, model)
-            settings = resolve_settings(
+        def settle(bandwidth: float | None) -> Settings:
+            return resolve_settings(
                 partition_size=partition_size,
                 credit_size=credit_size,
                 mode=mode,
                 trace=trace,
                 model_bytes=_gradient_bytes(optimizer),
+                bandwidth=bandwidth,
             )
-            return Proposal(unwrap_horovod(optimizer) or optimizer, model, settings)
+
+        def proposal() -> Proposal:
+            _refuse_what_is_wrapped(optimizer, model)
+            return Proposal(unwrap_horovod(optimizer) or optimizer, model, settle(None))
 
         end = _open(transport, group)
         try:
             agreed = agree_on(end, proposal)
-            optimizer, settings, named = agreed.optimizer, agreed.settings, agreed.named
+            optimizer, named = agreed.optimizer, agreed.named
             _retire_predecessors(model, optimizer)
             bandwidth = broadcast_timed(end, [*model.parameters(), *model.buffers()])
+            settings = sizes_of_rank_0(end, settle(bandwidth))
             broadcast_optimizer_state(end, optimizer)
             recorder = settings.trace and TraceRecorder(settings.trace, end.rank, end.world_size)
             self._recorder = recorder or None
