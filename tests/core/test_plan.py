@@ -86,8 +86,13 @@ def test_growing_chunks_double_up_to_the_partition_size():
     layout = Layout([ParameterSpec(name="p", numel=1000, itemsize=4)])
     assert len(layout.cut(1200, growing=True).chunks) == 4
     sizes = [chunk.nbytes for chunk in layout.cut(800, growing=True).chunks]
-    assert sizes == [100, 200, 400, 800, 800, 800, 800, 132]
-    assert [chunk.nbytes for chunk in layout.cut(800).chunks] == [800] * 5 + [32]
+    assert sizes == [100, 200, 400, 704, 704, 704, 704, 516]
+
+
+def test_no_small_remainder_is_left():
+    layout = Layout([ParameterSpec(name="p", numel=1000, itemsize=4)])  # 1008 with its flag
+    assert [chunk.nbytes for chunk in layout.cut(1344).chunks] == [1344] * 3
+    assert [chunk.nbytes for chunk in layout.cut(1280).chunks] == [1024] * 3 + [960]
 
 
 @given(layouts())

@@ -30,6 +30,7 @@ __all__ = ["Chunk", "Layout", "ParameterSpec", "Plan", "Span", "slices"]
 ALIGNMENT = 64  # bytes; a slot starts on a cache line
 HEAD = 8  # the first chunk is this part of a whole one
 FEW = 4
+ROUND = 16  # equal pieces are multiples of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +117,9 @@ class Layout:
         return self.offsets[parameter] + self.specs[parameter].numel
 
     def cut(self, partition_size: int, *, growing: bool = False) -> Plan:
-        """Cut every buffer into chunks of ``partition_size`` bytes.
+        """Cut every buffer into equal chunks of at most ``partition_size`` bytes.
 
-        The last may be shorter, and the first ones are if ``growing``.
+        If ``growing``, the first ones are smaller.
         """
         pieces = [
             (self._need(spans[0].parameter, start), buffer, start, stop, itemsize, spans)
@@ -174,16 +175,21 @@ class Layout:
 
 
 def slices(total: int, step: int, *, growing: bool) -> Iterator[tuple[int, int]]:
-    """Cut ``total`` into pieces of ``step``; if ``growing``, the first pieces double up to it.
+    """Cut ``total`` into equal pieces of at most ``step``; if ``growing``, begin with smaller ones.
 
-    They do not where there are few pieces: then the wire is fast, and each message counts.
+    Those double up to ``step``. There are none where the pieces are few: then the wire is fast,
+    and each message counts, which is also why no small remainder is left for the last.
     """
-    growing = growing and total > FEW * step
-    start, size = 0, max(1, step // HEAD) if growing else step
-    while start < total:
-        stop = min(start + size, total)
-        yield start, stop
-        start, size = stop, min(2 * size, step)
+    start = 0
+    if growing and total > FEW * step:
+        size = max(1, step // HEAD)
+        while size < step:
+            yield start, start + size
+            start, size = start + size, 2 * size
+    count = -(-(total - start) // step)
+    size = min(step, -(-(total - start) // (count * ROUND)) * ROUND) if count else step
+    for begin in range(start, total, size):
+        yield begin, min(begin + size, total)
 
 
 def _slot_elements(spec: ParameterSpec) -> int:

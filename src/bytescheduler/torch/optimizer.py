@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from bytescheduler import transports
 from bytescheduler.core import Settings, TraceRecorder, resolve_settings
 from bytescheduler.core.config import ENV_CHECK
+from bytescheduler.core.plan import ALIGNMENT
 from bytescheduler.exceptions import ConfigurationError, UsageError
 from bytescheduler.torch._horovod import unwrap_horovod
 from bytescheduler.torch.agreement import broadcast_optimizer_state
@@ -338,9 +339,10 @@ def _open(transport: str | Transport, group: dist.ProcessGroup | None) -> Transp
 
 
 def _gradient_bytes(optimizer: Optimizer) -> int:
+    """What is exchanged, the flags behind the gradients included."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     return sum(
-        p.numel() * p.element_size()
+        p.numel() * p.element_size() + 2 * ALIGNMENT
         for p in parameters
         if p.requires_grad and not isinstance(p, nn.parameter.UninitializedParameter)
     )
