@@ -1,13 +1,16 @@
-"""``python -m benchmarks.pictures``: draws ``docs/schedules.png`` from the simulator.
+"""``python -m benchmarks.pictures``: draws the pictures of the documentation.
 
-One job of five layers whose exchange takes as long as its compute, under three schedules.
+``docs/schedules.png``, from the simulator: one job of five layers whose exchange takes as long as
+its compute, under three schedules. ``benchmarks/results/compare.png``, from the files beside it.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import bars
 from bytescheduler._imports import require
 from bytescheduler.simulate import Layer, Network, Profile, Schedule, simulate
 
@@ -20,8 +23,20 @@ LAYERS = 5
 MEGABYTE = 1_000_000
 
 
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+COMPARED = ("vgg16", "resnet50", "bert-base")
+
+
 def main() -> None:
-    """Draw and say where."""
+    """Draw and say what."""
+    compared = [json.loads((RESULTS / f"compare-{name}.json").read_text()) for name in COMPARED]
+    bars(compared, RESULTS / "compare.png")
+    _schedules(ROOT / "docs" / "schedules.png")
+    print("compare.png, schedules.png")
+
+
+def _schedules(path: Path) -> None:
     matplotlib = require("matplotlib", extra="tune")
     matplotlib.use("Agg")
     pyplot = require("matplotlib.pyplot", extra="tune")
@@ -40,9 +55,7 @@ def main() -> None:
         _draw(axis, simulate(profile, network, schedule), TITLES[policy], pyplot)
     rows[-1].set_xlabel("seconds since the start of backward")
     figure.tight_layout()
-    path = Path(__file__).resolve().parents[1] / "docs" / "schedules.png"
     figure.savefig(path, dpi=110)
-    print(path.name)
 
 
 def _draw(axis: Any, result: Any, title: str, pyplot: Any) -> None:
