@@ -40,7 +40,7 @@ DEFAULT_PARTITION_SIZE: Final = 1 << 20  # where the bandwidth is not known
 DEFAULT_CREDIT_SIZE: Final = 3 << 20
 CHUNKS_PER_CREDIT: Final = 3  # enough to keep the wire busy
 CHUNK_S: Final = 10e-3  # seconds on the wire that are worth the cost of a message
-CHUNKS_PER_MODEL: Final = 3  # at least
+CHUNKS_PER_MODEL: Final = 2  # at least
 PARTITION_LIMITS: Final = 64 << 10, 4 << 20
 # One bucket of DistributedDataParallel, and room for two on the wire.
 BARRIER_PARTITION_SIZE: Final = 25 << 20
@@ -164,7 +164,7 @@ def resolve_settings(
 def default_partition(model_bytes: int | None = None, bandwidth: float | None = None) -> int:
     """Bytes per chunk for a start: a power of two that takes about 10 ms on the wire.
 
-    Between 64 KiB and 4 MiB, and at most a third of the model. Smaller ones let urgent chunks
+    Between 64 KiB and 4 MiB, and at most half of the model. Smaller ones let urgent chunks
     overtake sooner, larger ones cost less; what is best for a job is measured (``mode="auto"``).
     """
     low, high = PARTITION_LIMITS
