@@ -112,7 +112,7 @@ def horovod() -> Bench:
         rank=hvd.rank(),
         world_size=hvd.size(),
         open_group=lambda number: HorovodTransport(),
-        idle_share=0.5,  # Horovod's own loop wakes in every cycle, work or not
+        engine_spins=True,  # Horovod's own loop wakes in every cycle, work or not
         **TORCH,
     )
     first.close()

@@ -274,48 +274,34 @@ class _CudaLane:
 
 
 def _open_groups(group: Any, backend: str, timeout: float) -> tuple[Any, Any, dist.Store]:
-    """Collective: a group for chunks, a Gloo group for control, and a store of their own."""
+    """Collective: a group for chunks, a Gloo group for control, and a store of their own.
+
+    Groups of some ranks only are built by hand on Gloo: ``new_group`` wants all ranks, or, with
+    ``use_local_synchronization``, that its members have opened equally many groups before.
+
+    Each group has a device, so a listening thread, of its own. With one for both, a rank was seen
+    to crash in it while groups were closed and opened again.
+    """
     user: Any = group if group is not None else dist.group.WORLD
     count = _opened.get(user, 0)
     _opened[user] = count + 1
     store = dist.PrefixStore(f"bytescheduler/{count}", user.get_group_store())
-    deadline = timedelta(seconds=timeout)
-    if backend == "gloo":
-        place = dist.get_rank(group), dist.get_world_size(group)
-        data, control = _gloo_groups(store, *place, (deadline, CONTROL_TIMEOUT))
+    deadlines = (timedelta(seconds=timeout), CONTROL_TIMEOUT)
+    if group is not None and backend == "gloo":
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        data, control = (
+            dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, timeout=deadline)
+            for name, deadline in zip(("data", "control"), deadlines, strict=True)
+        )
         return data, control, store
     ranks = dist.get_process_group_ranks(group) if group is not None else None
     data, control = (
         dist.new_group(
-            ranks, timeout=limit, backend=name, use_local_synchronization=ranks is not None
+            ranks, timeout=deadline, backend=name, use_local_synchronization=ranks is not None
         )
-        for name, limit in ((backend, deadline), ("gloo", CONTROL_TIMEOUT))
+        for name, deadline in zip((backend, "gloo"), deadlines, strict=True)
     )
     return data, control, store
-
-
-def _gloo_groups(
-    store: dist.Store, rank: int, size: int, timeouts: Sequence[timedelta]
-) -> list[dist.ProcessGroupGloo]:
-    """Groups over one device, so one thread that listens to their sockets instead of one each.
-
-    Built by hand, since ``new_group`` wants all ranks of the job, or, with
-    ``use_local_synchronization``, that its members have opened equally many groups before.
-    """
-    interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    devices = [
-        dist.ProcessGroupGloo.create_device(interface=name)
-        for name in interfaces.split(",")
-        if name
-    ] or [dist.ProcessGroupGloo.create_default_device()]
-    groups: list[dist.ProcessGroupGloo] = []
-    for number, timeout in enumerate(timeouts):
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = devices  # pyright: ignore[reportPrivateUsage]
-        options._timeout = timeout  # pyright: ignore[reportPrivateUsage]
-        prefix = dist.PrefixStore(str(number), store)
-        groups.append(dist.ProcessGroupGloo(prefix, rank, size, options))
-    return groups
 
 
 def _answers(store: dist.Store, rank: int) -> bool:
