@@ -101,20 +101,18 @@ def test_one_failure_stops_all_and_is_named():
 
 
 @pytest.mark.multiprocess
-def test_the_launcher_ends_its_children_when_it_is_terminated(tmp_path):
-    pids = tmp_path / "pids"
-    script = (
-        f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
-    )
-    job = start(script)
-    deadline = time.monotonic() + 60
-    while not (pids.exists() and len(pids.read_text().split()) == 2):
-        assert time.monotonic() < deadline
-        assert job.poll() is None
-        time.sleep(0.05)
+def test_the_launcher_ends_its_children_when_it_is_terminated():
+    job = start("import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)")
+    assert job.stdout is not None
+    pids: list[int] = []
+    while len(pids) < 2:
+        line = job.stdout.readline()
+        assert line, f"the launcher ended: {job.poll()}"
+        if " pid " in line:
+            pids.append(int(line.split()[-1]))
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=60)
     assert job.returncode == launch.INTERRUPTED
-    for pid in pids.read_text().split():
+    for pid in pids:
         with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)
+            os.kill(pid, 0)

@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from leftovers import left_behind
 
 from bytescheduler.cli import main
-from bytescheduler.tuning.processes import ENV_JOB
 
-psutil = pytest.importorskip("psutil")
 pytest.importorskip("skopt")
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -155,20 +154,7 @@ def test_a_trial_that_fails_is_counted_and_all_its_processes_are_ended(
     failed = [trial for trial in trials if trial["iteration_s"] is None]
     assert [trial["mode"] for trial in failed] == ["barrier"]
     assert reason in failed[0]["failure"]
-    assert not left_behind(folder)
-
-
-def left_behind(folder: Path) -> list[str]:
-    """Processes that were started for this folder's trials."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            environment = process.environ()
-        except psutil.Error:
-            continue
-        if ENV_JOB in environment and environment.get("XDG_CACHE_HOME") == str(folder / "cache"):
-            found.append(process.name())
-    return found
+    assert not left_behind(folder / "cache")
 
 
 @pytest.mark.multiprocess
@@ -204,5 +190,5 @@ def test_an_interruption_ends_the_trial_and_keeps_what_there_is(folder: Path, nu
             process.wait(timeout=0.2)
     process.send_signal(number)
     assert process.wait(timeout=60) == 130
-    assert not left_behind(folder)
+    assert not left_behind(folder / "cache")
     assert result(folder)["best"] is not None

@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from leftovers import left_behind
 
 from bytescheduler.cli import main
-from bytescheduler.tuning.processes import ENV_JOB
 
 pytest.importorskip("torch")
-psutil = pytest.importorskip("psutil")
 for module in ("skopt", "rich", "matplotlib"):
     pytest.importorskip(module)
 
@@ -38,19 +37,6 @@ while True:
     model(torch.ones(8, 64)).square().mean().backward()
     optimizer.step()
 """
-
-
-def left_behind(folder: Path) -> list[str]:
-    """Processes that were started for this folder's trials."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            environment = process.environ()
-        except psutil.Error:
-            continue
-        if ENV_JOB in environment and environment.get("XDG_CACHE_HOME") == str(folder):
-            found.append(process.name())
-    return found
 
 
 @pytest.mark.multiprocess

@@ -25,6 +25,7 @@ cost: it takes the interpreter's lock from the thread that trains.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ class _Readiness:
         return ready
 
 
-class _Side:
+class _Side(ABC):
     """What leader and follower share: a state under a lock, and the work that it makes due.
 
     Any thread may change the state, the one that trains and the engine's own. What is due then is
@@ -138,9 +139,9 @@ class _Side:
                 self.ended.set()
                 raise
 
+    @abstractmethod
     def _due(self) -> Callable[[], None] | None:
         """Take the next action off the state; called under the lock."""
-        raise NotImplementedError
 
 
 class Leader(_Side):

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from bytescheduler.core.config import (
     BARRIER_CREDIT_SIZE,
     BARRIER_PARTITION_SIZE,
+    PARTITION_LIMITS,
     Mode,
     Settings,
 )
@@ -33,7 +34,6 @@ MIN_PARTITION_SIZE: Final = 16 << 10
 MAX_PARTITION_SIZE: Final = 64 << 20
 CREDITS_IN_PARTITIONS: Final = (1, 2, 4, 8, 16)
 ANCHOR_CHUNKS: Final = 32
-ANCHOR_LIMITS: Final = 64 << 10, 4 << 20
 FIRST_CHUNKS: Final = (64, 256)  # chunks per model in the first guesses
 
 
@@ -57,7 +57,8 @@ class Space:
     @property
     def anchors(self) -> tuple[Settings, Settings]:
         """Large buckets with a barrier, and priority with chunks that suit many networks."""
-        size = min(max(self.total_bytes // ANCHOR_CHUNKS, ANCHOR_LIMITS[0]), ANCHOR_LIMITS[1])
+        low, high = PARTITION_LIMITS
+        size = min(max(self.total_bytes // ANCHOR_CHUNKS, low), high)
         return (
             self.at("barrier", BARRIER_PARTITION_SIZE, BARRIER_CREDIT_SIZE),
             self.at("priority", size, 4 * size),
