@@ -238,8 +238,7 @@ class Exchange:
         if drain and self.error is None:
             self._driver.join(CLOSE_TIMEOUT)
         self._ledger.close()
-        if self._leader is None:
-            self._side.end()
+        self._side.stop()
         self._transport.close()
         self._driver.join(CLOSE_TIMEOUT if self._leader is not None else 0.0)
 
@@ -332,10 +331,7 @@ class Exchange:
             self._ledger.close()
         else:
             self._ledger.fail(_Failure(error))
-        if self._leader is not None:
-            self._leader.stop()
-        else:
-            self._side.end()
+        self._side.stop()
 
     def _explain(self, error: ByteSchedulerError) -> ByteSchedulerError:
         """Ask the transport who is gone, once; then cut it off, so that the others notice too."""

@@ -116,11 +116,6 @@ class _Side(ABC):
         self._wake = wake
         self._busy = False
 
-    def end(self) -> None:
-        """Do nothing more."""
-        self.ended.set()
-        self._wake()
-
     def pump(self) -> None:
         """Do everything that is due."""
         with self._lock:
@@ -298,6 +293,11 @@ class Follower(_Side):
             self.pump()
             self.ended.set()
         return going_on
+
+    def stop(self) -> None:
+        """Start nothing more, set ``ended``."""
+        self.ended.set()
+        self._wake()
 
     @property
     def waiting(self) -> bool:
