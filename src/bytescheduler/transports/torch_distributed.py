@@ -35,6 +35,7 @@ from bytescheduler.exceptions import (
     TransportError,
     UsageError,
 )
+from bytescheduler.transports._direct import MOST_RANKS, DirectAverage
 from bytescheduler.transports.base import MESSAGE_LIMIT, Done, Transport
 
 __all__ = ["TorchDistributedTransport"]
@@ -84,6 +85,11 @@ class TorchDistributedTransport(Transport):
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
         self._posted: deque[tuple[Any, torch.Tensor]] = deque()
         self._device = _CudaLane() if self.backend == "nccl" else None
+        self._direct = (
+            DirectAverage(self._data, self.rank, self.world_size)
+            if self.backend == "gloo" and 2 <= self.world_size <= MOST_RANKS
+            else None
+        )
         self.reentrant = self._device is None
         self._closed = self._broken = False
         self._in_flight = 0
@@ -94,18 +100,22 @@ class TorchDistributedTransport(Transport):
         """The stream that collectives are ordered on; None on the CPU."""
         return self._device.stream if self._device is not None else None
 
-    def prepare(self, index: int, buffer: Any) -> list[torch.Tensor]:
+    def prepare(self, index: int, buffer: Any) -> tuple[torch.Tensor, int]:
         tensor = buffer if isinstance(buffer, torch.Tensor) else torch.from_dlpack(buffer)
-        return [tensor]
+        return tensor, index
 
-    def start(self, handle: list[torch.Tensor], priority: int, done: Done) -> None:
+    def start(self, handle: tuple[torch.Tensor, int], priority: int, done: Done) -> None:
+        tensor, index = handle
         if self._device is not None:
-            self._device.start(self._data, handle, self._average, done)
+            self._device.start(self._data, [tensor], self._average, done)
             return
         with self._counting:
             self._in_flight += 1
-        work = self._data.allreduce(handle, self._average)
-        work.get_future().then(lambda future: done(self._outcome(future)))
+        if self._direct is not None:
+            self._direct.start(tensor, index, lambda error: done(self._outcome(error)))
+            return
+        work = self._data.allreduce([tensor], self._average)
+        work.get_future().then(lambda future: done(self._outcome(_error_of(future))))
 
     def announce(self, message: Sequence[int]) -> None:
         words = np.zeros(MESSAGE_LIMIT + 1, np.int64)
@@ -193,8 +203,9 @@ class TorchDistributedTransport(Transport):
         if self._closed:
             return
         self._closed = True
-        if self._device is not None:
-            self._device.close()
+        for lane in (self._device, self._direct):
+            if lane is not None:
+                lane.close()
         if self._broken or self._in_flight:
             return  # a group waits for its collectives: only the process's end frees this one
         for work, _ in self._sent:
@@ -213,15 +224,12 @@ class TorchDistributedTransport(Transport):
         while len(self._sent) > WINDOW * max(1, len(self._children)):
             self._sent.popleft()[0].wait()
 
-    def _outcome(self, future: Any) -> BaseException | None:
+    def _outcome(self, error: BaseException | None) -> BaseException | None:
         with self._counting:
             self._in_flight -= 1
-        try:
-            future.value()
-        except RuntimeError as error:
+        if error is not None:
             self._witness()
-            return error
-        return None
+        return error
 
     def _witness(self) -> None:
         """Let the others know that this rank lives, at once, though its script may be busy."""
@@ -302,6 +310,14 @@ def _open_groups(group: Any, backend: str, timeout: float) -> tuple[Any, Any, di
         for name, deadline in zip((backend, "gloo"), deadlines, strict=True)
     )
     return data, control, store
+
+
+def _error_of(future: Any) -> BaseException | None:
+    try:
+        future.value()
+    except RuntimeError as error:
+        return error
+    return None
 
 
 def _answers(store: dist.Store, rank: int) -> bool:
