@@ -149,6 +149,13 @@ def test_a_small_model_has_two_chunks_at_least(model_bytes, partition):
     assert resolve_settings(model_bytes=model_bytes, environ={}).partition_size == partition
 
 
+def test_what_takes_no_longer_than_a_chunk_is_not_cut():
+    for megabytes, chunks in ((1, 1), (2, 1), (8, 2)):
+        size = megabytes << 20
+        settings = resolve_settings(model_bytes=size, bandwidth=3e8, environ={})
+        assert -(-size // settings.partition_size) == chunks
+
+
 def test_a_size_that_was_asked_for_counts_before_what_was_measured():
     known = {"model_bytes": 1 << 30, "bandwidth": 1e6, "environ": {}}
     settings = resolve_settings(credit_size="512KiB", **known)

@@ -55,5 +55,25 @@ def test_too_little_tells_no_bandwidth() -> None:
     assert rates(2, 1000) == [None, None]
 
 
+def test_a_short_transfer_counts_without_its_first_connection() -> None:
+    delays = iter([0.04, 0.001, 0.001])
+
+    def rank(transport: FakeTransport, found: list[float | None]) -> None:
+        buffer = np.zeros(1 << 20, np.float32)
+
+        def broadcast() -> None:
+            if transport.rank == 0:
+                time.sleep(next(delays))
+            transport.broadcast(buffer)
+
+        found.append(timed_broadcast(transport, broadcast, buffer.nbytes))
+
+    found: list[float | None] = []
+    _together([lambda end=end: rank(end, found) for end in FakeNetwork(2).transports()])
+    assert found[0] == found[1]
+    assert found[0] is not None
+    assert found[0] > (4 << 20) / 0.02
+
+
 def test_alone_there_is_nothing_to_time() -> None:
     assert rates(1, 1 << 20) == [None]

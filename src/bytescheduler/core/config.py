@@ -164,14 +164,17 @@ def resolve_settings(
 def default_partition(model_bytes: int | None = None, bandwidth: float | None = None) -> int:
     """Bytes per chunk for a start: a power of two that takes about 10 ms on the wire.
 
-    Between 64 KiB and 4 MiB, and at most half of the model. Smaller ones let urgent chunks
-    overtake sooner, larger ones cost less; what is best for a job is measured (``mode="auto"``).
+    Between 64 KiB and 4 MiB, and at most half of the model, unless all of it takes less than that:
+    then it is not cut at all. Smaller chunks let urgent ones overtake sooner, larger ones cost
+    less; what is best for a job is measured (``mode="auto"``).
     """
     low, high = PARTITION_LIMITS
     size = DEFAULT_PARTITION_SIZE
     if bandwidth is not None:
         size = min(max(1 << round(log2(max(1.0, bandwidth * CHUNK_S))), low), high)
-    return size if model_bytes is None else max(low, min(size, model_bytes // CHUNKS_PER_MODEL))
+    if model_bytes is None or (bandwidth is not None and model_bytes < bandwidth * CHUNK_S):
+        return size
+    return max(low, min(size, model_bytes // CHUNKS_PER_MODEL))
 
 
 def _size(value: int | str | None, env: Mapping[str, str], name: str, variable: str) -> int | None:

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -32,6 +31,7 @@ MOST_RANKS: Final = 8
 GRAIN: Final = 1 << 15  # elements, up to which PyTorch adds in the calling thread
 
 Works = Sequence[Any]
+Pieces = Sequence[torch.Tensor]
 
 
 class DirectAverage:
@@ -45,27 +45,32 @@ class DirectAverage:
     def __init__(self, group: Any, rank: int, world_size: int) -> None:
         self._group = group
         self._rank = rank
-        self._size = world_size
         self._others = [(rank + hop) % world_size for hop in range(1, world_size)]
-        self._spare: list[torch.Tensor] = []
-        self._under_way: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._spare: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+        self._under_way: queue.SimpleQueue[tuple[Iterator[Works], Works, Done] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._watch, name="bytescheduler-gloo", daemon=True)
         self._thread.start()
 
     def start(self, tensor: torch.Tensor, tag: int, done: Done) -> None:
         """Begin to average ``tensor``, one-dimensional, in place; ``tag`` is alike on all ranks."""
-        stages = self._pair(tensor, tag) if self._size == 2 else self._scatter(tensor, tag)
-        self._advance(stages, done)
+        stages = self._swap_whole if len(self._others) == 1 else self._swap_slices
+        self._advance(stages(tensor, tag), (), done)
+
+    def forget(self) -> None:
+        """Give back memory that was kept for chunks of sizes which do not come any more."""
+        self._spare.clear()
 
     def close(self) -> None:
         """End the thread as soon as nothing is under way."""
         self._under_way.put(None)
 
     def _watch(self) -> None:
-        while (step := self._under_way.get()) is not None:
-            step()
+        while (item := self._under_way.get()) is not None:
+            self._advance(*item)
 
-    def _advance(self, stages: Iterator[Works], done: Done, works: Works = ()) -> None:
+    def _advance(self, stages: Iterator[Works], works: Works, done: Done) -> None:
         """Wait for ``works``, then send what comes next, or be done."""
         try:
             for work in works:
@@ -77,65 +82,55 @@ class DirectAverage:
         if following is None:
             done(None)
         else:
-            self._under_way.put(partial(self._advance, stages, done, following))
+            self._under_way.put((stages, following, done))
 
-    def _pair(self, tensor: torch.Tensor, tag: int) -> Iterator[Works]:
+    def _swap_whole(self, tensor: torch.Tensor, tag: int) -> Iterator[Works]:
         (peer,) = self._others
-        memory, theirs = self._borrow(tensor)
-        yield [
-            self._group.recv([theirs], peer, tag),
-            self._group.send([tensor], peer, tag),
-        ]
+        theirs = self._borrow(tensor)
+        yield self._swap({peer: theirs}, {peer: tensor}, tag)
         _average(tensor, [tensor, theirs])
-        self._spare.append(memory)
+        self._give_back([theirs])
 
-    def _scatter(self, tensor: torch.Tensor, tag: int) -> Iterator[Works]:
-        slices = tensor.tensor_split(self._size)
+    def _swap_slices(self, tensor: torch.Tensor, tag: int) -> Iterator[Works]:
+        slices = tensor.tensor_split(len(self._others) + 1)
         mine = slices[self._rank]
-        memory = [self._borrow(mine) for _ in self._others]
-        parts = {rank: part for rank, (_, part) in zip(self._others, memory, strict=True)}
-        yield self._swap(parts, {rank: slices[rank] for rank in self._others}, 2 * tag)
+        outgoing = {rank: slices[rank] for rank in self._others}
+        parts = {rank: self._borrow(mine) for rank in self._others}
+        yield self._swap(parts, outgoing, 2 * tag)
+        borrowed = list(parts.values())
         parts[self._rank] = mine
-        _average(mine, [parts[rank] for rank in range(self._size)])
-        self._spare += [whole for whole, _ in memory]
-        yield self._swap(
-            {rank: slices[rank] for rank in self._others},
-            dict.fromkeys(self._others, mine),
-            2 * tag + 1,
-        )
+        _average(mine, [parts[rank] for rank in range(len(slices))])
+        self._give_back(borrowed)
+        yield self._swap(outgoing, dict.fromkeys(self._others, mine), 2 * tag + 1)
 
     def _swap(
         self, incoming: dict[int, torch.Tensor], outgoing: dict[int, torch.Tensor], tag: int
     ) -> Works:
-        received = [
-            self._group.recv([part], rank, tag) for rank, part in incoming.items() if part.numel()
+        receive, send = self._group.recv, self._group.send
+        received = [receive([part], rank, tag) for rank, part in incoming.items() if part.numel()]
+        return received + [
+            send([part], rank, tag) for rank, part in outgoing.items() if part.numel()
         ]
-        sent = [
-            self._group.send([part], rank, tag) for rank, part in outgoing.items() if part.numel()
-        ]
-        return received + sent
 
-    def _borrow(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory, and a tensor of the shape and type of ``like`` in it."""
-        size = like.numel() * like.element_size()
-        try:
-            memory = self._spare.pop()
-        except IndexError:
-            memory = torch.empty(size, dtype=torch.uint8)
-        if memory.numel() < size:
-            memory = torch.empty(size, dtype=torch.uint8)
-        return memory, memory[:size].view(like.dtype)
+    def _borrow(self, like: torch.Tensor) -> torch.Tensor:
+        spare = self._spare.get((like.numel(), like.dtype))
+        return spare.pop() if spare else torch.empty_like(like)
+
+    def _give_back(self, borrowed: Pieces) -> None:
+        for tensor in borrowed:
+            self._spare.setdefault((tensor.numel(), tensor.dtype), []).append(tensor)
 
 
-def _average(out: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """Write the mean of ``parts``, added in their order, to ``out``, which may be one of them.
+def _average(out: torch.Tensor, parts: Pieces) -> None:
+    """Write the mean of ``parts``, added in their order, to ``out``, which is one of them.
 
     In pieces small enough for PyTorch not to open a second pool of threads beside the trainer's.
     """
-    for piece, *summands in zip(
-        out.split(GRAIN), *(part.split(GRAIN) for part in parts), strict=True
-    ):
-        total = torch.add(summands[0], summands[1], out=summands[0])
-        for summand in summands[2:]:
-            total.add_(summand)
-        torch.div(total, len(summands), out=piece)
+    if out.numel() > GRAIN:
+        for pieces in zip(*(tensor.split(GRAIN) for tensor in (out, *parts)), strict=True):
+            _average(pieces[0], pieces[1:])
+        return
+    total = parts[0]
+    for part in parts[1:]:
+        total.add_(part)
+    torch.div(total, len(parts), out=out)

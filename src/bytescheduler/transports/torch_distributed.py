@@ -101,6 +101,8 @@ class TorchDistributedTransport(Transport):
         return self._device.stream if self._device is not None else None
 
     def prepare(self, index: int, buffer: Any) -> tuple[torch.Tensor, int]:
+        if index == 0 and self._direct is not None:
+            self._direct.forget()
         tensor = buffer if isinstance(buffer, torch.Tensor) else torch.from_dlpack(buffer)
         return tensor, index
 
