@@ -36,7 +36,7 @@ def ends(ranks: int) -> Iterator[list[DirectAverage]]:
         yield opened
     finally:
         for end in opened:
-            end.close()
+            end.close(TIMEOUT)
 
 
 def averaged(ends_: list[DirectAverage], chunks: list[list[torch.Tensor]]) -> None:
@@ -110,7 +110,6 @@ def test_the_thread_ends_with_close() -> None:
         averaged(opened, [[torch.ones(3)], [torch.ones(3)]])
         threads = [end._thread for end in opened]
     for thread in threads:
-        thread.join(TIMEOUT)
         assert not thread.is_alive()
 
 

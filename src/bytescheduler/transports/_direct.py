@@ -62,9 +62,14 @@ class DirectAverage:
         """Give back memory that was kept for chunks of sizes which do not come any more."""
         self._spare.clear()
 
-    def close(self) -> None:
-        """End the thread as soon as nothing is under way."""
+    def close(self, timeout: float) -> None:
+        """End the thread as soon as nothing is under way; wait ``timeout`` seconds for it.
+
+        A thread that outlived the interpreter inside of Gloo would abort the process.
+        """
         self._under_way.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
 
     def _watch(self) -> None:
         while (item := self._under_way.get()) is not None:

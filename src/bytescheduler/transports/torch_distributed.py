@@ -205,10 +205,12 @@ class TorchDistributedTransport(Transport):
         if self._closed:
             return
         self._closed = True
-        for lane in (self._device, self._direct):
-            if lane is not None:
-                lane.close()
-        if self._broken or self._in_flight:
+        stuck = self._broken or self._in_flight > 0
+        if self._device is not None:
+            self._device.close()
+        if self._direct is not None:
+            self._direct.close(0.0 if stuck else FAREWELL.total_seconds())
+        if stuck:
             return  # a group waits for its collectives: only the process's end frees this one
         for work, _ in self._sent:
             with suppress(RuntimeError):
@@ -218,7 +220,7 @@ class TorchDistributedTransport(Transport):
         for group in (self._data, self._control):
             with suppress(AssertionError, RuntimeError, ValueError):
                 dist.destroy_process_group(group)
-        del self._data, self._control
+        del self._data, self._control, self._direct
 
     def _forward(self, packed: torch.Tensor) -> None:
         for child in self._children:
