@@ -14,6 +14,7 @@ COMMANDS = {
     "real": "real compute on the CPU over a shaped link",
     "core": "our own overhead: time per chunk, memory",
     "loopback": "a small model without shaping, beside DistributedDataParallel",
+    "exchange": "one chunk over Gloo: sent straight, and by all_reduce",
     "scaling": "curves to thousands of workers, from the simulator",
     "demo": "train on digits, without and with scheduling",
     "cluster": "many jobs on one cluster",

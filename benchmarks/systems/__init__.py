@@ -9,6 +9,7 @@ from benchmarks.systems.fsdp2 import Fsdp2System
 from benchmarks.systems.horovod import HorovodSystem
 from benchmarks.systems.kvstore import KVStoreSystem, P3System
 from benchmarks.systems.ours import AutoSystem, BarrierSystem, FifoSystem, PrioritySystem
+from benchmarks.systems.ours_horovod import PrioritySystemOverHorovod
 from benchmarks.systems.ours_ps import PrioritySystemOverServers
 from benchmarks.systems.reference import ComputeAlone, ExchangeAlone
 from benchmarks.systems.tensorflow import MirroredSystem, ScheduledKerasSystem
@@ -24,6 +25,7 @@ SYSTEMS: dict[str, System] = {
         BarrierSystem(),
         PrioritySystem(),
         AutoSystem(),
+        PrioritySystemOverHorovod(),
         KVStoreSystem(),
         P3System(),
         PrioritySystemOverServers(),
@@ -40,6 +42,7 @@ OURS = frozenset(
         "barrier",
         "bytescheduler",
         "bytescheduler-auto",
+        "bytescheduler-horovod",
         "bytescheduler-ps",
         "bytescheduler-tf",
     }
