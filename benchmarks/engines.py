@@ -28,6 +28,8 @@ def engine_pool(
         yield stack.enter_context(pool(hosts, WORKER, variables, each))
 
 
+GLOO_TIMEOUT_S = 24 * 3600
+
 Prepared = tuple[Variables, list[Variables]]
 Prepare = Callable[[ExitStack, Host, Sequence[Host], Mapping[str, str]], Prepared]
 
@@ -60,6 +62,8 @@ def _horovod(
         "HOROVOD_GLOO_RENDEZVOUS_PORT": server.first_line(),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
+        # Workers are stopped while others are measured; Horovod's waits for each other go on.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_TIMEOUT_S),
         "HOROVOD_SIZE": str(len(places)),
         "HOROVOD_LOCAL_SIZE": "1",
         "HOROVOD_LOCAL_RANK": "0",

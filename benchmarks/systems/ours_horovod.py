@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.job import Job, nearest_power_of_two
+from benchmarks.systems.base import Settings
 from benchmarks.systems.ours import PrioritySystem
 from benchmarks.systems.torch_base import installed
 
@@ -14,6 +16,8 @@ ADVISED = {
     "HOROVOD_CACHE_CAPACITY": "16384",
 }
 """What docs/horovod.md tells users to set."""
+CHUNKS = ((64, 8), (32, 4), (64, 16), (128, 16), (64, 4), (32, 8))
+"""In the model, and of the credit: an announcement waits for a cycle, so more are under way."""
 
 
 class PrioritySystemOverHorovod(PrioritySystem):
@@ -25,6 +29,10 @@ class PrioritySystemOverHorovod(PrioritySystem):
 
     def missing(self) -> str | None:
         return super().missing() or installed("horovod")
+
+    def sweep(self, job: Job) -> list[Settings]:
+        sizes = [(nearest_power_of_two(job.gradient_bytes / n), credit) for n, credit in CHUNKS]
+        return [{"partition_size": size, "credit_size": size * credit} for size, credit in sizes]
 
     def environment(self, settings: Mapping[str, Any]) -> dict[str, str]:
         return ADVISED
