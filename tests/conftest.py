@@ -13,6 +13,7 @@ hypothesis.settings.load_profile("no deadline")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep together, where tests run side by side, what shares the processes that it starts."""
     for item in items:
-        engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")  # type: ignore[attr-defined]
+        callspec = getattr(item, "callspec", None)
+        engine = callspec.params.get("engine") if callspec is not None else None
         name = f"{item.path.name} {getattr(engine, 'name', '')}"
         item.add_marker(pytest.mark.xdist_group(name))
