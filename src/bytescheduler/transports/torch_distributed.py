@@ -6,6 +6,9 @@ point-to-point messages of fixed size along a tree of fan-out 8 (rank 0 to 1..8,
 ...), received into buffers that are posted in advance: a broadcast per announcement would occupy
 one of Gloo's two worker threads on every follower.
 
+On Gloo, few ranks send each other their chunks straight (``_direct.py``), many use its
+``all_reduce``.
+
 On CUDA, collectives are issued on a stream of their own. ``done.launched`` tells that the chunk is
 on that stream (whoever waits for the stream may use the buffer), ``done`` that the GPU has finished
 it, which gives the credit back; a future of NCCL completes before its kernel does, so a thread
@@ -53,7 +56,7 @@ _opened: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # pe
 
 
 class TorchDistributedTransport(Transport):
-    """Averages tensors with ``all_reduce`` of a process group.
+    """Averages tensors over the ranks of a process group.
 
     Args:
         group: the user's process group; the default group if None.
