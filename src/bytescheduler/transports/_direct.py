@@ -5,10 +5,11 @@ between two ranks, each with a wake-up of a thread or two. Where a chunk is as s
 costs more processor time than moving the bytes does. Sent straight, the same bytes take one message
 each way between two ranks, and between more two phases instead of ``2 (n - 1)``: every rank sums
 one slice (reduce-scatter), then hands it to all others (all-gather). The number of messages grows
-with the square of the ranks, so it is for ``MOST_RANKS`` at most.
+with the square of the ranks, so it is for ``MOST_RANKS`` at most; and what is larger than
+``MOST_BYTES`` is better off in a ring, which adds one segment while it receives the next.
 
-Summands are added in the order of the ranks, wherever a chunk was cut: the average of a gradient
-does not depend on the partition size, as it does to the last bits with a ring.
+Summands are added in the order of the ranks, wherever a chunk was cut: among sizes up to that, the
+average of a gradient does not depend on the partition size, as it does to the last bits in a ring.
 
 Gloo offers no call-back for a message, so one thread waits for them, in the order in which they
 were sent.
@@ -25,9 +26,10 @@ import torch
 
 from bytescheduler.transports.base import Done
 
-__all__ = ["MOST_RANKS", "DirectAverage"]
+__all__ = ["MOST_BYTES", "MOST_RANKS", "DirectAverage"]
 
 MOST_RANKS: Final = 8
+MOST_BYTES: Final = 1 << 20
 GRAIN: Final = 1 << 15  # elements, up to which PyTorch adds in the calling thread
 
 Works = Sequence[Any]

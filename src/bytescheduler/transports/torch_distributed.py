@@ -6,8 +6,8 @@ point-to-point messages of fixed size along a tree of fan-out 8 (rank 0 to 1..8,
 ...), received into buffers that are posted in advance: a broadcast per announcement would occupy
 one of Gloo's two worker threads on every follower.
 
-On Gloo, few ranks send each other their chunks straight (``_direct.py``), many use its
-``all_reduce``.
+On Gloo, few ranks send each other small chunks straight (``_direct.py``); many ranks, and large
+chunks, use its ``all_reduce``.
 
 On CUDA, collectives are issued on a stream of their own. ``done.launched`` tells that the chunk is
 on that stream (whoever waits for the stream may use the buffer), ``done`` that the GPU has finished
@@ -38,7 +38,7 @@ from bytescheduler.exceptions import (
     TransportError,
     UsageError,
 )
-from bytescheduler.transports._direct import MOST_RANKS, DirectAverage
+from bytescheduler.transports._direct import MOST_BYTES, MOST_RANKS, DirectAverage
 from bytescheduler.transports.base import MESSAGE_LIMIT, Done, Transport
 
 __all__ = ["TorchDistributedTransport"]
@@ -116,7 +116,7 @@ class TorchDistributedTransport(Transport):
             return
         with self._counting:
             self._in_flight += 1
-        if self._direct is not None:
+        if self._direct is not None and tensor.nbytes <= MOST_BYTES:
             self._direct.start(tensor, index, lambda error: done(self._outcome(error)))
             return
         work = self._data.allreduce([tensor], self._average)
