@@ -25,10 +25,14 @@ def engine_pool(
     with ExitStack() as stack:
         shared, each = _ENGINES[engine](stack, hub, hosts, environment)
         variables = {**shared, **environment, "BENCHMARK_ENGINE": engine}
-        yield stack.enter_context(pool(hosts, WORKER, variables, each))
+        yield stack.enter_context(
+            pool(hosts, WORKER, variables, each, stopping=engine not in HEARTBEATS)
+        )
 
 
 GLOO_TIMEOUT_S = 24 * 3600
+HEARTBEATS = frozenset({"mirrored"})
+"""Engines that give up a worker which is silent for some seconds."""
 
 Prepared = tuple[Variables, list[Variables]]
 Prepare = Callable[[ExitStack, Host, Sequence[Host], Mapping[str, str]], Prepared]

@@ -3,7 +3,8 @@
 Starting a framework takes seconds, a measurement often less, so the processes are kept: a command
 is a line of JSON to every worker's standard input, an answer a line from each. Processes that
 wait for a command are stopped (SIGSTOP), so that several pools (one per engine) can take turns on
-one machine without engines that poll, like Horovod's, disturbing the others.
+one machine without engines that poll, like Horovod's, disturbing the others. Engines that take a
+stopped process for a lost one are left running.
 
 Every process dies with its pool, and the pool with the ``with`` block; a worker that is silent
 for too long, fails or dies ends the whole pool with an error that quotes its last words.
@@ -69,8 +70,9 @@ class Member:
 class Pool:
     """Workers of one engine; make it with :func:`pool`."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Member], *, stopping: bool = True) -> None:
         self._members = members
+        self._stopping = stopping
 
     def call(self, command: Mapping[str, Any], timeout_s: float = 120.0) -> list[dict[str, Any]]:
         """Send ``command`` to every worker; return the answers by rank.
@@ -83,7 +85,8 @@ class Pool:
         for rank, member in enumerate(self._members):
             self._send(rank, member, message)
         answers = self._receive(time.monotonic() + timeout_s, timeout_s)
-        self._signal(signal.SIGSTOP)
+        if self._stopping:
+            self._signal(signal.SIGSTOP)
         failed = [(rank, a["error"]) for rank, a in enumerate(answers) if "error" in a]
         if failed:
             raise BenchmarkError(f"worker {failed[0][0]}: {failed[0][1]}")
@@ -137,6 +140,7 @@ def pool(
     environment: Mapping[str, str],
     each: Sequence[Mapping[str, str]],
     *,
+    stopping: bool = True,
     start_timeout_s: float = 300.0,
 ) -> Iterator[Pool]:
     """Start ``python argv`` on every host and wait until all are ready.
@@ -146,6 +150,7 @@ def pool(
         argv: arguments to Python.
         environment: variables of all workers.
         each: further variables of every rank.
+        stopping: whether workers are stopped between commands.
         start_timeout_s: how long starting may take.
     """
     members: list[Member] = []
@@ -153,7 +158,7 @@ def pool(
         for rank, host in enumerate(hosts):
             own = {**environment, **_identity(rank, hosts), **each[rank]}
             members.append(_start(host, argv, own))
-        workers = Pool(members)
+        workers = Pool(members, stopping=stopping)
         workers.call({"do": "hello"}, start_timeout_s)
         yield workers
     finally:
