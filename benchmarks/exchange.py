@@ -7,7 +7,6 @@ take turns. What a chunk costs in processor time is what it takes from the compu
 from __future__ import annotations
 
 import argparse
-import resource
 import tempfile
 import threading
 import time
@@ -102,19 +101,14 @@ def _time(start: Callable[..., None], chunks: list[Any]) -> tuple[float, float]:
         room.release()
         arrived.release()
 
-    used, begin = _processor_s(), time.perf_counter()
+    used, begin = time.process_time(), time.perf_counter()
     for index, chunk in enumerate(chunks):
         room.acquire()
         start(chunk, index, done)
     for _ in chunks:
         arrived.acquire()
-    seconds = time.perf_counter() - begin, _processor_s() - used
+    seconds = time.perf_counter() - begin, time.process_time() - used
     return seconds[0] / len(chunks), seconds[1] / len(chunks)
-
-
-def _processor_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _table(workers: int, rows: Rows) -> Table:

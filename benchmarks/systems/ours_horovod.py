@@ -9,13 +9,8 @@ from benchmarks.job import Job, nearest_power_of_two
 from benchmarks.systems.base import Settings
 from benchmarks.systems.ours import PrioritySystem
 from benchmarks.systems.torch_base import installed
+from bytescheduler.transports.horovod import DEFAULTS
 
-ADVISED = {
-    "HOROVOD_CYCLE_TIME": "0.5",
-    "HOROVOD_FUSION_THRESHOLD": str(256 << 10),
-    "HOROVOD_CACHE_CAPACITY": "16384",
-}
-"""What docs/horovod.md tells users to set."""
 CHUNKS = ((64, 8), (32, 4), (64, 16), (128, 16), (64, 4), (32, 8))
 """In the model, and of the credit: an announcement waits for a cycle, so more are under way."""
 
@@ -35,4 +30,4 @@ class PrioritySystemOverHorovod(PrioritySystem):
         return [{"partition_size": size, "credit_size": size * credit} for size, credit in sizes]
 
     def environment(self, settings: Mapping[str, Any]) -> dict[str, str]:
-        return ADVISED
+        return DEFAULTS
