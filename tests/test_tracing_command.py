@@ -59,6 +59,7 @@ def write(
     sends: Sequence[tuple[float, float]] = ((0, 10),),
     clock_ms: float = 0.0,
     parameters: Sequence[str] = PARAMETERS,
+    negotiated: bool = False,
 ) -> Path:
     events = [
         event
@@ -68,6 +69,7 @@ def write(
     plan = {
         "partition_size": 1 << 20,
         "order": list(parameters),
+        "negotiated": negotiated,
         "bytes": dict.fromkeys(parameters, 1_000_000),
     }
     metadata = {"rank": rank, "world_size": world_size, "plan": plan}
@@ -183,13 +185,28 @@ def train(transport: FakeTransport, recorder: TraceRecorder, steps: int) -> None
     exchange.close()
 
 
+def test_where_the_engine_negotiates_chunks_move_from_when_rank_0_starts_them(
+    tmp_path: Path,
+) -> None:
+    leader = write(tmp_path / "0.json", sends=[(40, 50), (10, 30)], negotiated=True)
+    other = write(
+        tmp_path / "1.json", rank=1, sends=[(0, 50), (20, 30)], negotiated=True, clock_ms=7000
+    )
+    timelines = aligned([load(other), load(leader)])
+    assert check(timelines) == []
+    begins = [[round(s.begin * 1e3) for s in t.lane("network")[:2]] for t in timelines]
+    assert begins == [[10, 40], [20, 40]]
+
+
+@pytest.mark.parametrize("negotiates", [False, True])
 def test_timelines_of_a_real_exchange_are_merged_and_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], negotiates: bool
 ) -> None:
     recorders = [TraceRecorder(tmp_path / "t.json", rank, 2) for rank in range(2)]
+    ends = FakeNetwork(2, negotiates=negotiates).transports()
     threads = [
         threading.Thread(target=train, args=(transport, recorder, 5))
-        for transport, recorder in zip(FakeNetwork(2).transports(), recorders, strict=True)
+        for transport, recorder in zip(ends, recorders, strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -198,7 +215,9 @@ def test_timelines_of_a_real_exchange_are_merged_and_drawn(
     files = [str(recorder.write()) for recorder in recorders]
     picture, merged = tmp_path / "p.png", tmp_path / "p.merged.json"
     assert main(["trace", *files, "--output", str(picture)]) == 0
-    assert "limits the job" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "limits the job" in said
+    assert "Problem" not in said
     assert picture.read_bytes().startswith(b"\x89PNG")
     pids = {event["pid"] for event in json.loads(merged.read_text())["traceEvents"]}
     assert pids == {0, 1}

@@ -11,8 +11,8 @@ from benchmarks.systems.ours import PrioritySystem
 from benchmarks.systems.torch_base import installed
 from bytescheduler.transports.horovod import DEFAULTS
 
-CHUNKS = ((64, 8), (32, 4), (64, 16), (128, 16), (64, 4), (32, 8))
-"""In the model, and of the credit: an announcement waits for a cycle, so more are under way."""
+CHUNKS = ((64, 2), (64, 4), (128, 2), (128, 4), (32, 2), (32, 4))
+"""In the model, and of the credit; Horovod does the chunks of one cycle one after the other."""
 
 
 class PrioritySystemOverHorovod(PrioritySystem):

@@ -81,9 +81,16 @@ def layout_of(numels: Sequence[int]) -> Layout:
     )
 
 
-@pytest.fixture(params=[True, False], ids=["reentrant", "threaded"])
-def reentrant(request: pytest.FixtureRequest) -> bool:
-    """Both ways of driving the exchange; see ``core/driver.py``."""
+ENGINES = {
+    "reentrant": {"reentrant": True},
+    "threaded": {"reentrant": False},
+    "negotiating": {"reentrant": True, "negotiates": True},
+}
+"""The ways of driving the exchange (``core/driver.py``) and of announcing (``core/order.py``)."""
+
+
+@pytest.fixture(params=ENGINES.values(), ids=ENGINES)
+def engine(request: pytest.FixtureRequest) -> dict[str, bool]:
     return request.param
 
 
@@ -92,10 +99,9 @@ def make(
     sizes: Settings,
     world_size: int = 2,
     seed: int | None = None,
-    *,
-    reentrant: bool = True,
+    **engine: bool,
 ) -> tuple[FakeNetwork, list[Rank]]:
-    network = FakeNetwork(world_size, seed=seed, reentrant=reentrant)
+    network = FakeNetwork(world_size, seed=seed, **engine)
     layout = layout_of(numels)
     return network, [Rank(end, layout, sizes) for end in network.transports()]
 
@@ -112,13 +118,13 @@ def sizes(partition: int = 64, credit: int = 256, mode: str = "priority") -> Set
     mode=st.sampled_from(["priority", "fifo", "barrier"]),
     world_size=st.integers(1, 4),
     seed=st.integers(0, 2**16),
-    reentrant=st.booleans(),
+    engine=st.sampled_from(list(ENGINES.values())),
 )
-def test_every_rank_gets_the_average_in_one_common_order(
-    numels, partition, chunks_in_credit, mode, world_size, seed, reentrant
+def test_every_rank_gets_the_average_and_starts_the_same_chunks(
+    numels, partition, chunks_in_credit, mode, world_size, seed, engine
 ):
     config = sizes(partition, partition * chunks_in_credit, mode)
-    network, ranks = make(numels, config, world_size, seed, reentrant=reentrant)
+    network, ranks = make(numels, config, world_size, seed, **engine)
 
     def work(rank: Rank) -> None:
         rng = random.Random(seed + rank.rank)
@@ -130,16 +136,19 @@ def test_every_rank_gets_the_average_in_one_common_order(
 
     errors = run_ranks(ranks, work)
     assert errors == []
-    assert all(order == network.started[0] for order in network.started)
+    if "negotiates" in engine:
+        assert all(sorted(order) == sorted(network.started[0]) for order in network.started)
+    else:
+        assert all(order == network.started[0] for order in network.started)
     assert len(network.started[0]) == 3 * len(
         ranks[0].layout.cut(partition, growing=mode == "priority").chunks
     )
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_cutting_anew_between_iterations_loses_nothing(seed, reentrant):
+def test_cutting_anew_between_iterations_loses_nothing(seed, engine):
     numels = [100, 7, 0, 300, 1]
-    _, ranks = make(numels, sizes(), 3, seed, reentrant=reentrant)
+    _, ranks = make(numels, sizes(), 3, seed, **engine)
 
     def work(rank: Rank) -> None:
         rng = random.Random(seed * 10 + rank.rank)
@@ -163,8 +172,8 @@ def test_only_the_leader_decides_settings():
     assert run_ranks(ranks, lambda rank: None) == []
 
 
-def test_a_broken_wire_fails_every_rank_and_hangs_none(reentrant):
-    network, ranks = make([100, 100], sizes(), reentrant=reentrant)
+def test_a_broken_wire_fails_every_rank_and_hangs_none(engine):
+    network, ranks = make([100, 100], sizes(), **engine)
 
     def work(rank: Rank) -> None:
         if rank.rank == 1:
@@ -179,8 +188,8 @@ def test_a_broken_wire_fails_every_rank_and_hangs_none(reentrant):
     assert any(isinstance(error, TransportError) and "wire cut" in str(error) for error in errors)
 
 
-def test_a_leader_that_ends_early_is_named_by_its_followers(reentrant):
-    _, ranks = make([100], sizes(), reentrant=reentrant)
+def test_a_leader_that_ends_early_is_named_by_its_followers(engine):
+    _, ranks = make([100], sizes(), **engine)
 
     def work(rank: Rank) -> None:
         if rank.rank == 1:
@@ -192,8 +201,8 @@ def test_a_leader_that_ends_early_is_named_by_its_followers(reentrant):
     assert error.ranks == (0,)
 
 
-def test_ranks_that_count_backward_passes_differently_are_told(reentrant):
-    _, ranks = make([10], sizes(), reentrant=reentrant)
+def test_ranks_that_count_backward_passes_differently_are_told(engine):
+    _, ranks = make([10], sizes(), **engine)
 
     def work(rank: Rank) -> None:
         if rank.rank == 1:
@@ -226,14 +235,14 @@ def test_a_round_knows_what_is_missing():
     assert run_ranks(ranks, work) == []
 
 
-def test_no_thread_outlives_close(reentrant):
-    _, ranks = make([10, 20], sizes(), reentrant=reentrant)
+def test_no_thread_outlives_close(engine):
+    _, ranks = make([10, 20], sizes(), **engine)
     assert run_ranks(ranks, lambda rank: rank.iterate(0, random.Random(0))) == []
     assert not any(thread.name.startswith("bytescheduler") for thread in threading.enumerate())
 
 
-def test_returned_callbacks_run_once_per_post_and_on_failure(reentrant):
-    _, ranks = make([50, 50], sizes(64, 64), reentrant=reentrant)
+def test_returned_callbacks_run_once_per_post_and_on_failure(engine):
+    _, ranks = make([50, 50], sizes(64, 64), **engine)
     calls: list[tuple[int, int]] = []
 
     def work(rank: Rank) -> None:

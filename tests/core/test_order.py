@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bytescheduler.core.order import CUT, STEP, STOP, Cut, Follower, Leader, Step
+from bytescheduler.core.order import CUT, GO, STEP, STOP, Cut, Follower, Leader, Step
 from bytescheduler.core.plan import Chunk, Layout, ParameterSpec, Plan
 from bytescheduler.core.scheduler import Scheduler
 from bytescheduler.exceptions import TransportError
@@ -28,8 +28,17 @@ class LeaderBench:
     does on a reentrant engine.
     """
 
-    def __init__(self, layout: Layout, partition: int, credit: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        partition: int,
+        credit: int,
+        seed: int = 0,
+        *,
+        negotiated: bool = False,
+    ) -> None:
         self.layout = layout
+        self.negotiated = negotiated
         self.random = random.Random(seed)
         self.announced: list[list[int]] = []
         self.started: list[int] = []
@@ -38,7 +47,13 @@ class LeaderBench:
         self.landing = 0.7  # probability that a chunk lands while another is started
         self.scheduler = Scheduler(credit)
         self.leader = Leader(
-            layout.cut(partition), self.scheduler, self, self.announce, LIMIT, self.wake
+            layout.cut(partition),
+            self.scheduler,
+            self,
+            self.announce,
+            LIMIT,
+            self.wake,
+            negotiated=negotiated,
         )
 
     def wake(self) -> None:
@@ -57,7 +72,8 @@ class LeaderBench:
         self.announced.append(list(message))
 
     def start(self, chunk: Chunk) -> None:
-        assert chunk.index in self.announced[-1], "started before it was announced"
+        told = GO if self.negotiated else chunk.index
+        assert told in self.announced[-1], "started before it was announced"
         self.started.append(chunk.index)
         self.flying.append(chunk)
         self.peak = max(self.peak, sum(c.nbytes for c in self.flying))
@@ -162,6 +178,54 @@ def test_the_credit_bounds_what_flies():
         bench.leader.post(parameter)
     assert bench.peak == 128
     assert bench.started == [0, 1]
+
+
+def test_on_an_engine_that_negotiates_rounds_are_announced_instead_of_chunks():
+    bench = LeaderBench(layout_of([15] * 4), 64, 64, negotiated=True)
+    bench.landing = 0.0
+    for parameter in (3, 2, 1, 0):
+        bench.leader.post(parameter)
+    assert bench.announced == [[GO]]
+    while bench.flying:
+        bench.land()
+    bench.leader.step(Step(number=1, rounds=1))
+    assert bench.announced == [[GO], [STEP, 1, 1, GO]]
+    for _ in range(2):  # rounds, without a step between them
+        for parameter in (3, 2, 1, 0):
+            bench.leader.post(parameter)
+        while bench.flying:
+            bench.land()
+    assert bench.announced == [[GO], [STEP, 1, 1, GO], [GO]]
+    assert bench.started == [3, 0, 1, 2] * 3
+    assert bench.peak == 64
+
+
+def test_a_round_that_was_let_go_ends_before_a_cut():
+    bench = LeaderBench(layout_of([15] * 2), 64, 64, negotiated=True)
+    for parameter in (1, 0):
+        bench.leader.post(parameter)
+    bench.leader.step(Step(number=1, rounds=1))
+    bench.leader.cut(Cut(partition_size=256, credit_size=256, mode=0))
+    for parameter in (1, 0, 1, 0):
+        bench.leader.post(parameter)
+        while bench.flying:
+            bench.land()
+    bench.leader.stop()
+    assert bench.announced == [[GO], [STEP, 1, 1, GO], [CUT, 256, 256, 0], [GO], [STOP]]
+    assert bench.started == [1, 0, 1, 0, 0]
+
+
+@given(numels, st.integers(16, 500), st.integers(1, 4), st.integers(1, 3), st.randoms())
+def test_where_the_engine_negotiates_each_chunk_is_still_started_once(
+    numels, partition, chunks_in_credit, rounds, rng
+):
+    layout = layout_of(numels)
+    credit = partition * chunks_in_credit
+    bench = LeaderBench(layout, partition, credit, seed=rng.random(), negotiated=True)
+    bench.run([rng.sample(range(len(numels)), len(numels)) for _ in range(rounds)])
+    expected = sorted(list(range(len(layout.cut(partition).chunks))) * rounds)
+    assert sorted(bench.started) == expected
+    assert bench.announced == [[GO]] * rounds + [[STOP]]
 
 
 def test_messages_hold_at_most_the_limit():
@@ -328,6 +392,31 @@ def test_a_cut_in_the_midst_of_a_round_counts_what_was_sent_before_it():
     assert bench.started == [3]
     bench.follower.post(3)
     assert bench.started == [3, 1]
+
+
+def test_the_follower_starts_what_is_ready_of_the_rounds_that_were_let_go():
+    bench = FollowerBench(layout_of([15, 15, 15]), 64)
+    bench.follower.post(2)
+    bench.follower.post(0)
+    assert bench.started == []
+    bench.hear([GO])
+    assert bench.started == [0, 2]
+    bench.follower.post(2)  # the next round
+    bench.follower.post(1)
+    assert bench.started == [0, 2, 1]
+    bench.hear([STEP, 1, 1, GO])
+    assert bench.started == [0, 2, 1, 2]
+
+
+def test_what_is_posted_of_a_round_that_was_not_let_go_counts_for_the_new_cut():
+    bench = FollowerBench(layout_of([15, 15]), 64)
+    bench.hear([GO])
+    for parameter in (1, 0, 1):
+        bench.follower.post(parameter)
+    bench.hear([CUT, 128, 128, 0], [GO])
+    assert bench.started == [1, 0]
+    bench.follower.post(0)
+    assert bench.started == [1, 0, 0]
 
 
 def test_the_follower_hands_steps_over_for_comparison():

@@ -74,6 +74,7 @@ def test_the_plan_is_in_the_metadata(tmp_path):
     assert document["metadata"]["plan"] == {
         "partition_size": 96,
         "order": ["head", "embedding"],
+        "negotiated": False,
         "bytes": {"embedding": 160, "head": 16},
     }
     (process,) = [event for event in document["traceEvents"] if event["ph"] == "M"]

@@ -100,7 +100,13 @@ class Exchange:
         if transport.rank == 0:
             self._scheduler = _scheduler(settings)
             self._side = self._leader = Leader(
-                plan, self._scheduler, self, self._announce, MESSAGE_LIMIT, self._driver.wake
+                plan,
+                self._scheduler,
+                self,
+                self._announce,
+                MESSAGE_LIMIT,
+                self._driver.wake,
+                negotiated=transport.negotiates,
             )
             self._driver.lead(self._leader)
         else:
@@ -185,16 +191,16 @@ class Exchange:
             except RankMismatchError as error:
                 raise self._explain(error) from None
             return
-        self._leader.step(step)
         settings = self._tuner.step(time.perf_counter()) if self._tuner is not None else None
         if settings is not None:
             self.reconfigure(settings)
+        self._leader.step(step)
 
     def reconfigure(self, settings: Settings) -> None:
         """Rank 0, between rounds: change sizes and mode on all ranks.
 
-        Takes effect when what is posted has come back and before the next round's chunks; nothing
-        is lost or sent twice.
+        Takes effect when what is posted has come back and before the next round's chunks (where
+        the engine negotiates, perhaps one round later); nothing is lost or sent twice.
         """
         if self._leader is None:
             raise UsageError("only rank 0 decides the settings; call reconfigure there")
@@ -303,7 +309,7 @@ class Exchange:
             for chunk in plan.chunks
         ]
         if self._observer is not None:
-            self._observer.planned(self.layout, plan)
+            self._observer.planned(self.layout, plan, negotiated=self._transport.negotiates)
         return plan
 
     def _announce(self, message: Sequence[int]) -> None:

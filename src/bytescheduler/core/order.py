@@ -6,6 +6,11 @@ credit. It announces what it starts, several chunks in one message; the others s
 chunks in that order, each as soon as it is ready locally. There is no round trip and no
 negotiation: the credit window hides the latency.
 
+Some engines negotiate themselves: nothing of a chunk moves before every rank has started it. There
+rank 0's start alone decides what is sent when, and the others may start everything at once; an
+announcement per chunk would only wait in the engine behind the chunks in flight. What is left to
+announce is one word per round, that rank 0 will not cut the buffer anew before it (GO).
+
 Considered instead: negotiation as in Horovod (a round trip and a cycle time per decision), a fixed
 order (an unlucky first chunk blocks all), a credit on every rank (two full windows of different
 chunks wait for each other for ever, also on engines that accept any order).
@@ -40,6 +45,7 @@ __all__ = ["Cut", "Follower", "Leader", "Step"]
 STOP: Final = -1
 CUT: Final = -2  # followed by partition size, credit size and mode number
 STEP: Final = -3  # followed by the number of the step and of the rounds posted so far
+GO: Final = -4  # where the engine negotiates: the chunks of one more round may start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +153,7 @@ class Leader(_Side):
     Args:
         announce: sends one message to all followers.
         limit: integers in one message, at most.
+        negotiated: whether the engine negotiates; chunks are not announced then.
     """
 
     def __init__(
@@ -157,6 +164,8 @@ class Leader(_Side):
         announce: Callable[[Sequence[int]], None],
         limit: int,
         wake: Callable[[], None],
+        *,
+        negotiated: bool = False,
     ) -> None:
         super().__init__(wake)
         self._scheduler = scheduler
@@ -164,6 +173,10 @@ class Leader(_Side):
         self._announce = announce
         self._limit = limit
         self._ready = _Readiness(plan)
+        self._negotiated = negotiated
+        self._gone_to = 0  # rounds that the others may start; always 0 unless negotiated
+        self._parameters = len(plan.chunks_of)
+        self._posts = 0
         self._news: list[int] = []  # to be announced in front of the next chunks
         self._cut: Cut | None = None
         self._deferred: list[int] = []
@@ -173,7 +186,7 @@ class Leader(_Side):
         """This rank's gradient of ``parameter`` is there."""
         with self._lock:
             self._post(parameter)
-            due = self._scheduler.startable and not self._busy
+            due = (self._scheduler.startable or self._news_are_due) and not self._busy
         if due:
             self._wake()
 
@@ -189,7 +202,9 @@ class Leader(_Side):
         """Announce the end of an iteration, along with what is announced next."""
         with self._lock:
             self._news += [STEP, step.number, step.rounds]
-            due = self._news_are_many and not self._busy
+            if self._cut is None:
+                self._go()
+            due = self._news_are_due and not self._busy
         if due:
             self._wake()
 
@@ -210,41 +225,60 @@ class Leader(_Side):
             self._wake()
 
     def _post(self, parameter: int) -> None:
-        if self._cut is not None:
+        if self._cut is not None and not self._going:
             self._deferred.append(parameter)
             return
+        self._go()
+        self._posts += 1
         for chunk in self._ready.post(parameter):
             self._scheduler.push(chunk)
+
+    def _go(self) -> None:
+        """Where the engine negotiates, let the others start the present or the next round."""
+        if self._negotiated and not self._going:
+            self._gone_to = self._posts // self._parameters + 1
+            self._news.append(GO)
+
+    @property
+    def _going(self) -> bool:
+        """The others may start chunks that rank 0 has yet to post."""
+        return self._posts < self._gone_to * self._parameters
 
     @property
     def _may_cut(self) -> bool:
         """No chunk is partly ready, queued or in flight: the buffer may be cut anew."""
-        return self._cut is not None and not self._ready.partial and self._scheduler.idle
+        if self._cut is None or self._ready.partial or self._going:
+            return False
+        return self._scheduler.idle
 
     @property
-    def _news_are_many(self) -> bool:
-        """No room for a cut behind them."""
-        return len(self._news) > self._limit - 4
+    def _news_are_due(self) -> bool:
+        """No chunk will carry them, or they leave no room for a cut behind them."""
+        return len(self._news) > (0 if self._negotiated else self._limit - 4)
 
     def _due(self) -> Callable[[], None] | None:
         if self._stopping:
             return partial(self._say_goodbye, [*self._take_news(), STOP])
         if self._may_cut and self._cut is not None:
             return partial(self._apply, self._cut, self._take_news())
-        if self._news_are_many:
+        if self._news_are_due:
             return partial(self._announce, self._take_news())
         batch: list[Chunk] = []
         room = self._limit - len(self._news)
         while len(batch) < room and (chunk := self._scheduler.pop()) is not None:
             batch.append(chunk)
-        return partial(self._send, self._take_news(), batch) if batch else None
+        if not batch:
+            return None
+        told = [] if self._negotiated else [chunk.index for chunk in batch]
+        return partial(self._send, [*self._take_news(), *told], batch)
 
     def _take_news(self) -> list[int]:
         news, self._news = self._news, []
         return news
 
-    def _send(self, news: list[int], batch: list[Chunk]) -> None:
-        self._announce([*news, *(chunk.index for chunk in batch)])
+    def _send(self, message: list[int], batch: list[Chunk]) -> None:
+        if message:
+            self._announce(message)
         for chunk in batch:
             self._exchange.start(chunk)
 
@@ -265,11 +299,16 @@ class Leader(_Side):
 
 
 class Follower(_Side):
-    """The other ranks' side: start what is announced, in that order, when it is ready here."""
+    """The other ranks' side: start what is announced, in that order, when it is ready here.
+
+    Where the engine negotiates, the chunks of a round that rank 0 has let go start when they are
+    ready.
+    """
 
     def __init__(self, plan: Plan, exchange: _Starter, wake: Callable[[], None]) -> None:
         super().__init__(wake)
         self._exchange = exchange
+        self._free: deque[int] = deque()  # chunks that are ready, of rounds that were let go
         self._announced: deque[int | Cut | Step] = deque()
         self._posted = [0] * len(plan.chunks_of)  # rounds of each parameter
         self._sent = [0] * len(plan.chunks_of)  # rounds of each parameter before this cut
@@ -280,7 +319,7 @@ class Follower(_Side):
         with self._lock:
             self._posted[parameter] += 1
             self._mark(parameter)
-            due = self._head_is_ready and not self._busy
+            due = (self._head_is_ready or bool(self._free)) and not self._busy
         if due:
             self._wake()
 
@@ -309,9 +348,11 @@ class Follower(_Side):
         if not self._announced:
             return False
         head = self._announced[0]
-        return not isinstance(head, int) or head in self._complete
+        return not isinstance(head, int) or head == GO or head in self._complete
 
     def _due(self) -> Callable[[], None] | None:
+        if self._free:
+            return self._start(self._free.popleft())
         if not self._head_is_ready:
             return None
         head = self._announced.popleft()
@@ -319,9 +360,24 @@ class Follower(_Side):
             return partial(self._recut, head)
         if isinstance(head, Step):
             return partial(self._exchange.compare, head)
+        if head == GO:
+            return self._let_go
         self._complete.discard(head)
-        self._started[head] += 1
-        return partial(self._exchange.start, self._plan.chunks[head])
+        return self._start(head)
+
+    def _start(self, index: int) -> Callable[[], None]:
+        self._started[index] += 1
+        return partial(self._exchange.start, self._plan.chunks[index])
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self._rounds_to_go += 1
+            self._release()
+
+    def _release(self) -> None:
+        free = {i for i in self._complete if self._started[i] < self._rounds_to_go}
+        self._complete -= free
+        self._free.extend(sorted(free))
 
     def _recut(self, cut: Cut) -> None:
         plan = self._exchange.recut(cut)
@@ -336,12 +392,15 @@ class Follower(_Side):
         self._ready = _Readiness(plan)
         self._complete: set[int] = set()  # chunks that are ready and not started
         self._started = [0] * len(plan.chunks)
+        self._rounds_to_go = 0  # of this plan
         for parameter, rounds in enumerate(self._posted):
             if rounds > self._sent[parameter]:
                 self._mark(parameter)
 
     def _mark(self, parameter: int) -> None:
         self._complete.update(chunk.index for chunk in self._ready.post(parameter))
+        if self._rounds_to_go:
+            self._release()
 
 
 def _parsed(message: Sequence[int]) -> Iterator[int | Cut | Step]:

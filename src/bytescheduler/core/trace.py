@@ -25,7 +25,7 @@ EVENT_LIMIT: Final = 1_000_000  # the newest are kept
 class Observer(Protocol):
     """Called from the threads where things happen; must be quick and must not raise."""
 
-    def planned(self, layout: Layout, plan: Plan) -> None:
+    def planned(self, layout: Layout, plan: Plan, *, negotiated: bool = False) -> None:
         """The buffers were cut."""
 
     def posted(self, parameter: int) -> None:
@@ -84,11 +84,12 @@ class TraceRecorder:
         self._lock = threading.Lock()
         self._epoch = time.time() - time.perf_counter()
 
-    def planned(self, layout: Layout, plan: Plan) -> None:
+    def planned(self, layout: Layout, plan: Plan, *, negotiated: bool = False) -> None:
         self._names = tuple(spec.name for spec in layout.specs)
         self._plan = {
             "partition_size": plan.partition_size,
             "order": [self._names[index] for index in layout.order],
+            "negotiated": negotiated,
             "bytes": {spec.name: spec.numel * spec.itemsize for spec in layout.specs},
         }
 

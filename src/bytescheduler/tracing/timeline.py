@@ -9,6 +9,7 @@ about the same moment, so the median difference of those ends is the difference 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,7 @@ class Timeline:
         rank, world_size: whose it is.
         parameters: bytes of each parameter's gradient, in forward order.
         partition_size: bytes per chunk, at the end.
+        negotiated: whether the engine let the other ranks start chunks before rank 0.
         posted: (parameter, time) of each gradient.
         lanes: spans by lane.
     """
@@ -55,6 +57,7 @@ class Timeline:
     world_size: int
     parameters: Mapping[str, int]
     partition_size: int
+    negotiated: bool
     posted: tuple[tuple[str, float], ...]
     lanes: Mapping[str, tuple[Span, ...]]
 
@@ -110,6 +113,7 @@ def _parse(path: Path, document: Any) -> Timeline:
         world_size=int(metadata["world_size"]),
         parameters={name: int(plan["bytes"][name]) for name in plan["order"]},
         partition_size=int(plan["partition_size"]),
+        negotiated=bool(plan.get("negotiated", False)),
         posted=tuple(sorted(posted, key=lambda pair: pair[1])),
         lanes={
             lane: tuple(sorted(spans, key=lambda span: span.begin)) for lane, spans in lanes.items()
@@ -133,13 +137,37 @@ def aligned(timelines: Sequence[Timeline]) -> list[Timeline]:
     """The timelines, by rank, on the clock of the first rank."""
     ordered = sorted(timelines, key=lambda timeline: timeline.rank)
     first = ordered[0]
-    return [first, *(timeline.shifted(-_ahead(first, timeline)) for timeline in ordered[1:])]
+    others = [timeline.shifted(-_ahead(first, timeline)) for timeline in ordered[1:]]
+    if first.negotiated and first.rank == 0:
+        others = [_moving(timeline, first) for timeline in others]
+    return [first, *others]
+
+
+def _moving(timeline: Timeline, leader: Timeline) -> Timeline:
+    """The same with chunks from when rank 0 starts them: nothing of them moves before."""
+    begins = {key: span.begin for key, span in _by_turn(leader).items()}
+    spans = tuple(
+        replace(span, begin=min(max(span.begin, begins.get(key, span.begin)), span.end))
+        for key, span in _by_turn(timeline).items()
+    )
+    network = tuple(sorted(spans, key=lambda span: span.begin))
+    return replace(timeline, lanes={**timeline.lanes, "network": network})
+
+
+def _by_turn(timeline: Timeline) -> dict[tuple[int, int], Span]:
+    """What was sent, by chunk and its how many-eth turn."""
+    turns: Counter[int] = Counter()
+    spans: dict[tuple[int, int], Span] = {}
+    for span in timeline.lane("network"):
+        spans[span.chunk, turns[span.chunk]] = span
+        turns[span.chunk] += 1
+    return spans
 
 
 def _ahead(reference: Timeline, other: Timeline) -> float:
     """Seconds that the clock of ``other`` is ahead; 0 if hardly, or if they share no chunk."""
-    pairs = zip(reference.lane("network"), other.lane("network"), strict=False)
-    differences = [theirs.end - ours.end for ours, theirs in pairs if ours.chunk == theirs.chunk]
+    ours, theirs = _by_turn(reference), _by_turn(other)
+    differences = [theirs[key].end - ours[key].end for key in ours.keys() & theirs.keys()]
     if not differences:
         return 0.0
     skew = median(differences)

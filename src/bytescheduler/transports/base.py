@@ -38,13 +38,17 @@ class Transport(ABC):
         rank, world_size: this rank and how many there are.
         ordered: whether all ranks must start the same chunks in the same order. The leader's order
             is followed either way; an engine that needs it is tested for it.
+        negotiates: whether nothing of a chunk moves before every rank has started it, and any
+            number of them may wait. Then chunks are not announced: rank 0's starts are the order,
+            and the other ranks start what is ready. Needs ``reentrant``, and not ``ordered``.
         interruptible: whether ``close`` wakes a ``receive`` that is blocked in the engine. Where an
             engine's own wait cannot be ended, it ends when rank 0 stops or its process ends.
         reentrant: whether the engine may be called from several threads, and from inside ``done``.
             That saves the hand-over to another thread, which costs more than ``start`` itself.
     """
 
-    ordered: ClassVar[bool]
+    ordered: bool
+    negotiates: bool = False
     interruptible: ClassVar[bool] = True
     reentrant: bool = False
     rank: int

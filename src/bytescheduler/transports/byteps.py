@@ -25,7 +25,7 @@ import os
 import threading
 from collections.abc import Sequence
 from itertools import count
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bytescheduler._imports import require
 from bytescheduler.exceptions import ConfigurationError, TransportClosedError, TransportError
@@ -63,7 +63,7 @@ class BytePSTransport(Transport):
         ConfigurationError: credit inside BytePS is switched on.
     """
 
-    ordered: ClassVar[bool] = False
+    ordered: bool = False
 
     def __init__(self) -> None:
         if os.environ.get(ENV_CREDIT, "0") != "0":

@@ -17,7 +17,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,8 @@ class FakeNetwork:
         bandwidth: bytes per second.
         seed: shuffles completion among the chunks that are pending.
         reentrant: what the ends say of themselves; both are true of them.
+        negotiates: chunks are matched by their index instead of their position in each rank's
+            order, so the order of the others is free.
     """
 
     def __init__(
@@ -82,9 +84,11 @@ class FakeNetwork:
         bandwidth: float = float("inf"),
         seed: int | None = None,
         reentrant: bool = True,
+        negotiates: bool = False,
     ) -> None:
         self.world_size = world_size
         self.reentrant = reentrant
+        self.negotiates = negotiates
         self.started: list[list[int]] = [[] for _ in range(world_size)]  # chunks, by rank
         self._clock = clock
         self._latency = latency
@@ -93,8 +97,7 @@ class FakeNetwork:
         self._wire_free = 0.0
         self._gone: BaseException | None = None
         self._lock = threading.Lock()
-        self._position = [0] * world_size
-        self._meeting: dict[int, list[tuple[_Handle, Done]]] = {}
+        self._meeting: dict[tuple[int, int], list[tuple[_Handle, Done]]] = {}
         self._complete: list[list[tuple[_Handle, Done]]] = []
         self._barrier = threading.Barrier(world_size)
         self._payloads: list[bytes] = [b""] * world_size
@@ -108,20 +111,24 @@ class FakeNetwork:
         return [FakeTransport(self, rank) for rank in range(self.world_size)]
 
     def start(self, rank: int, handle: _Handle, done: Done) -> None:
-        """Join the collective that this rank's position in the order selects."""
+        """Join the collective that this rank's position in the order, or the chunk, selects."""
         with self._lock:
             if self._gone is not None:
                 raise self._gone
-            position = self._position[rank]
-            self._position[rank] += 1
-            self.started[rank].append(handle.chunk)
-            party = self._meeting.setdefault(position, [])
+            started = self.started[rank]
+            place = (
+                (handle.chunk, started.count(handle.chunk))
+                if self.negotiates
+                else (-1, len(started))
+            )
+            started.append(handle.chunk)
+            party = self._meeting.setdefault(place, [])
             party.append((handle, done))
             if len({member.chunk for member, _ in party}) > 1:
-                raise RankMismatchError(f"position {position}: ranks start different chunks")
+                raise RankMismatchError(f"position {place[1]}: ranks start different chunks")
             if len(party) < self.world_size:
                 return
-            del self._meeting[position]
+            del self._meeting[place]
             self._complete.append(party)
         self._finish()
 
@@ -180,12 +187,12 @@ class FakeNetwork:
 class FakeTransport(Transport):
     """One rank's end of a ``FakeNetwork``."""
 
-    ordered: ClassVar[bool] = True
-
     def __init__(self, network: FakeNetwork, rank: int) -> None:
         self.rank = rank
         self.world_size = network.world_size
         self.reentrant = network.reentrant
+        self.negotiates = network.negotiates
+        self.ordered = not network.negotiates
         self.network = network
         self.closed = False
 

@@ -20,7 +20,7 @@ import os
 import threading
 from collections.abc import Sequence
 from itertools import count
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from bytescheduler._imports import require
 from bytescheduler.exceptions import (
@@ -73,7 +73,9 @@ class HorovodTransport(Transport):
         ConfigurationError: the job is elastic, or this rank is not in ``process_set``.
     """
 
-    ordered: ClassVar[bool] = False
+    ordered: bool = False
+    negotiates: bool = True
+    reentrant: bool = True
 
     def __init__(self, process_set: Any = None) -> None:
         _refuse_elastic()

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class KVStoreTransport(Transport):
         SystemExit: this process is a server or scheduler of the job, and the job has ended.
     """
 
-    ordered: ClassVar[bool] = False
+    ordered: bool = False
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +76,7 @@ class MpiTransport(Transport):
         ConfigurationError: MPI was initialised without support for threads.
     """
 
-    ordered: ClassVar[bool] = True
+    ordered: bool = True
 
     def __init__(self, comm: Any = None) -> None:
         self._mpi: Any = require("mpi4py.MPI", extra="mpi")

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +78,7 @@ class TensorFlowTransport(Transport):
         TransportError: not all ranks came in time.
     """
 
-    ordered: ClassVar[bool] = False
+    ordered: bool = False
 
     def __init__(
         self, cluster: clusters.Cluster | None = None, *, join_timeout: float = JOIN_TIMEOUT

@@ -66,7 +66,7 @@ class TorchDistributedTransport(Transport):
         UsageError: ``torch.distributed`` is not initialised, or this rank is not in ``group``.
     """
 
-    ordered: ClassVar[bool] = True
+    ordered: bool = True
     interruptible: ClassVar[bool] = False  # nothing ends a wait in Gloo but its peer
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, timeout: float = 1800.0) -> None:
