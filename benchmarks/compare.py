@@ -8,7 +8,8 @@ What is measured, all in one run and on the same shaped links:
 - every system's settings once each, briefly: the fastest stay (``sweep``);
 - then the repeats: in each, every system runs once, so that noise hits all alike.
 
-``limit_s`` is ``max(F + B, C)``; ``bound_s`` is the simulator's structural bound at these two.
+``limit_s`` is ``max(F + B, C)``; ``bound_s`` is the simulator's structural bound at these two, and
+``predicted_s`` of a system the iteration time that the simulator gives for its settings.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from benchmarks.errors import BenchmarkError
 from benchmarks.job import COMPUTE_S, Job, make_job
 from benchmarks.lab import Lab, open_lab
+from benchmarks.prediction import predict
 from benchmarks.report import Progress, bars, comparison_table, console, track
 from benchmarks.systems import REFERENCES, SYSTEMS
 from benchmarks.systems.base import Settings
@@ -124,6 +126,9 @@ class Comparison:
         system = SYSTEMS.get(name) or REFERENCES[name]
         candidates = system.sweep(self._job)[: self._effort.tries]
         record.settings = candidates[0]
+        if system.learns:
+            self._step(f"settle: {name}")
+            self._lab.settle(name, self._job, record.settings)
         if len(candidates) == 1:
             return
         for settings in candidates:
@@ -150,7 +155,7 @@ class Comparison:
     ) -> dict[str, Any]:
         compute = median(references["compute"].runs)
         exchange = median(references["exchange"].runs)
-        return {
+        document: dict[str, Any] = {
             "profile": self._job.profile,
             "workers": self._lab.workers,
             "balance": self._balance,
@@ -169,6 +174,9 @@ class Comparison:
             "missing": missing,
             "failed": self._failed,
         }
+        for name, seconds in predict(document).items():
+            document["systems"][name]["predicted_s"] = seconds
+        return document
 
 
 def structural_bound(job: Job, compute_s: float, exchange_s: float) -> float:
@@ -182,7 +190,9 @@ def count_steps(job: Job, names: Sequence[str], effort: Effort) -> int:
     present = [name for name in names if SYSTEMS[name].missing() is None]
     systems = [*REFERENCES.values(), *(SYSTEMS[name] for name in present)]
     tries = [len(system.sweep(job)[: effort.tries]) for system in systems]
-    return 1 + sum(count for count in tries if count > 1) + effort.repeats * len(systems)
+    sweeps = sum(count for count in tries if count > 1)
+    learning = sum(system.learns for system in systems)
+    return 1 + sweeps + learning + effort.repeats * len(systems)
 
 
 def parse_systems(text: str) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.table import Table
@@ -22,7 +23,7 @@ from benchmarks.compare import Effort, compare, parse_systems
 from benchmarks.errors import BenchmarkError
 from benchmarks.job import make_job
 from benchmarks.lab import Lab, open_lab
-from benchmarks.report import Progress, bars, best_peer, console, describe, track
+from benchmarks.report import Progress, bars, best_peer, console, track
 from benchmarks.systems import OURS
 
 RESULTS = Path(__file__).parent / "results"
@@ -68,7 +69,7 @@ def _cells(
 
 QUICK = Cut(
     cells=_cells(("vgg16", "bert-base"), (1.0,), (2,)),
-    systems="ddp,fifo,bytescheduler",
+    systems="ddp,bytescheduler",
     effort=Effort(repeats=3, iterations=4, warmup=3, tries=2),
 )
 DEFAULT = Cut(
@@ -163,6 +164,7 @@ def _row(result: dict[str, Any], name: str) -> dict[str, Any]:
         "system": name,
         "median_s": seconds,
         "of_bound": seconds / result["bound_s"],
+        "predicted_s": result["systems"][name].get("predicted_s"),
     }
 
 
@@ -177,15 +179,28 @@ def gain_reached(result: dict[str, Any]) -> float | None:
     return (peer_s - min(ours)) / possible if possible > 0 else None
 
 
+def simulator_error(results: Iterable[dict[str, Any]]) -> float | None:
+    """How far the simulator is off: the median over all systems of all cells, as a share."""
+    errors = [
+        abs(entry["predicted_s"] / entry["median_s"] - 1)
+        for result in results
+        for entry in result["systems"].values()
+        if "predicted_s" in entry
+    ]
+    return median(errors) if errors else None
+
+
 def summary_table(results: list[dict[str, Any]]) -> Table:
     """A line per cell: best peer, ours, bound, and the part of the gain that is reached."""
-    table = Table(title="matrix")
+    error = simulator_error(results)
+    caption = "times in ms" + ("" if error is None else f"; simulator off by {error:.1%} (median)")
+    table = Table(title="matrix", caption=caption)
     table.add_column("cell")
-    headings = ("compute", "exchange", "bound", "best peer", "ours", "of bound", "of peer")
-    for heading in (*headings, "gain reached"):
+    for heading in ("bound", "peer", "", "ours", "of bound", "of peer", "gain reached"):
         table.add_column(heading, justify="right")
     for result in results:
-        table.add_row(describe(result), *_summary(result))
+        stem = Cell(**{key: result[key] for key in ("workers", "profile", "balance")}).stem
+        table.add_row(stem, *_summary(result))
     return table
 
 
@@ -197,14 +212,14 @@ def _summary(result: dict[str, Any]) -> list[str]:
         key=lambda name: systems[name]["median_s"],
         default=None,
     )
-    times = [f"{result[key] * 1e3:.0f}" for key in ("compute_s", "exchange_s", "bound_s")]
     peer_s = systems[peer]["median_s"] if peer else None
     ours_s = systems[ours]["median_s"] if ours else None
     gain = gain_reached(result)
     return [
-        *times,
-        f"{peer} {peer_s * 1e3:.0f}" if peer_s else "-",
-        f"{ours} {ours_s * 1e3:.0f}" if ours_s else "-",
+        f"{bound * 1e3:.0f}",
+        f"{peer_s * 1e3:.0f}" if peer_s else "-",
+        peer or "",
+        f"{ours_s * 1e3:.0f}" if ours_s else "-",
         f"{ours_s / bound:.3f}" if ours_s else "-",
         f"{ours_s / peer_s:.3f}" if ours_s and peer_s else "-",
         f"{gain:.0%}" if gain is not None else "-",

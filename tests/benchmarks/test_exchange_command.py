@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from commands import benchmarks
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120
 pytestmark = pytest.mark.multiprocess
 
 
-def _exchange(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks", "exchange", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-
-
 def test_sent_straight_a_chunk_takes_less_of_the_processor() -> None:
-    done = _exchange("--repeats", "3")
+    done = benchmarks("exchange", "--repeats", "3", timeout_s=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     small = {row[3]: int(row[7]) for row in rows if row[1:2] == ["64"]}
@@ -32,6 +18,6 @@ def test_sent_straight_a_chunk_takes_less_of_the_processor() -> None:
 
 
 def test_more_workers_than_send_straight_are_refused() -> None:
-    done = _exchange("--workers", "9")
+    done = benchmarks("exchange", "--workers", "9", timeout_s=TIMEOUT_S)
     assert done.returncode == 1
     assert "--workers must be 2 to 8" in done.stderr
