@@ -16,6 +16,7 @@ from benchmarks.pool import Pool
 from benchmarks.systems import find
 
 TIMEOUT_S = 60.0
+SETTLE_TIMEOUT_S = 900.0
 SLOWEST = 12.0
 """A measurement may take this many times its compute before it is given up."""
 
@@ -75,6 +76,20 @@ class Lab:
         }
         return self._slowest(system, settings, command, 2 * TIMEOUT_S)
 
+    def settle(self, system: str, job: Job, settings: Mapping[str, Any]) -> None:
+        """Let a system that learns do so, on this job at this rate.
+
+        Raises:
+            BenchmarkError: the system failed or did not end in time.
+        """
+        command = {
+            "do": "settle",
+            "system": system,
+            "settings": dict(settings),
+            "job": job.to_json(),
+        }
+        self._call(self._key(system, settings), command, SETTLE_TIMEOUT_S)
+
     def layers_of(self, task: str) -> list[dict[str, Any]]:
         """Layers of a real task, with their times on rank 0."""
         answers = self._pool(self._key("ddp", {})).call({"do": "layers", "task": task}, TIMEOUT_S)
@@ -87,13 +102,15 @@ class Lab:
         command: Mapping[str, Any],
         timeout_s: float,
     ) -> float:
-        key = self._key(system, settings)
+        answers = self._call(self._key(system, settings), command, timeout_s)
+        return max(fmean(answer["seconds"]) for answer in answers)
+
+    def _call(self, key: str, command: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         try:
-            answers = self._pool(key).call(command, timeout_s)
+            return self._pool(key).call(command, timeout_s)
         except BenchmarkError:
             self._end(key)
             raise
-        return max(fmean(answer["seconds"]) for answer in answers)
 
     def forget(self, system: str, settings: Mapping[str, Any]) -> None:
         """End the processes that only these settings need, if there are any."""

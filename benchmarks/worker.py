@@ -43,9 +43,13 @@ def _private_stdout() -> IO[str]:
 
 def _obey(command: Mapping[str, Any]) -> Answer:
     try:
-        return {"hello": _hello, "measure": _measure, "train": _train, "layers": _layers}[
-            command["do"]
-        ](command)
+        return {
+            "hello": _hello,
+            "measure": _measure,
+            "settle": _settle,
+            "train": _train,
+            "layers": _layers,
+        }[command["do"]](command)
     except Exception as error:  # the answer is how the command's driver learns of any failure
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
@@ -127,6 +131,15 @@ def _measure(command: Mapping[str, Any]) -> Answer:
         return {"seconds": _time(session, command["warmup"], command["iterations"])}
     finally:
         session.close()
+
+
+def _settle(command: Mapping[str, Any]) -> Answer:
+    session = _open(find(command["system"]), command)
+    try:
+        session.settle()
+    finally:
+        session.close()
+    return {}
 
 
 def _open(system: Any, command: Mapping[str, Any]) -> Session:

@@ -23,6 +23,9 @@ class Session(ABC):
     def iterate(self) -> None:
         """One iteration, as a user's loop has it."""
 
+    def settle(self) -> None:  # noqa: B027 (most systems have nothing to learn)
+        """Iterate until everything is learnt that later sessions of the same job will know."""
+
     @abstractmethod
     def close(self) -> None:
         """Finish what is in flight and undo what ``open`` did."""
@@ -34,10 +37,12 @@ class System(ABC):
     Attributes:
         name: what ``--systems`` calls it.
         engine: which worker processes it runs in; see ``benchmarks.engines``.
+        learns: whether a session must ``settle`` before others are measured.
     """
 
     name: ClassVar[str]
     engine: ClassVar[str]
+    learns: ClassVar[bool] = False
 
     @abstractmethod
     def missing(self) -> str | None:

@@ -82,11 +82,11 @@ class ScheduledKerasSystem(KerasSystem):
     def sweep(self, job: Job) -> list[Settings]:
         from benchmarks.job import nearest_power_of_two
 
-        sizes = [nearest_power_of_two(job.gradient_bytes / count) for count in (32, 64, 16)]
+        sizes = [nearest_power_of_two(job.gradient_bytes / count) for count in (64, 32, 128)]
         return [
             {"partition_size": size, "credit_size": size * credit}
             for size in sizes
-            for credit in (4, 2)
+            for credit in (2, 4)
         ]
 
     def open(self, job: Job, settings: Mapping[str, Any]) -> KerasSession:

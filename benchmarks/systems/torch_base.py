@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+ITERATIONS_UNTIL_ASKED = 8
 Task = Callable[[], tuple["nn.Module", Callable[["nn.Module"], "torch.Tensor"]]]
 
 
@@ -25,11 +26,16 @@ def installed(module: str) -> str | None:
 
 @dataclass(slots=True, kw_only=True)
 class Wrapped:
-    """A wrapped job: what the loop calls."""
+    """A wrapped job: what the loop calls.
+
+    Attributes:
+        settled: whether what has to be learnt is learnt, on rank 0.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     close: Callable[[], None]
+    settled: Callable[[], bool] = lambda: True
 
 
 class TorchSession(Session):
@@ -43,6 +49,17 @@ class TorchSession(Session):
         self._wrapped.optimizer.zero_grad()
         self._loss(self._wrapped.model).backward()
         self._wrapped.optimizer.step()
+
+    def settle(self) -> None:
+        import torch
+        from torch import distributed
+
+        going_on = torch.ones(1)
+        while going_on:
+            for _ in range(ITERATIONS_UNTIL_ASKED):
+                self.iterate()
+            going_on[:] = not self._wrapped.settled()
+            distributed.broadcast(going_on, 0)
 
     def close(self) -> None:
         self._wrapped.close()
