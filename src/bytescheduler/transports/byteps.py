@@ -24,21 +24,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from bytescheduler._imports import require
 from bytescheduler.exceptions import ConfigurationError, TransportClosedError, TransportError
-from bytescheduler.transports._announcements import (
-    SLOT_SIZE,
-    Channel,
-    Posted,
-    Receiver,
-    Sender,
-)
+from bytescheduler.transports._announcements import SLOT_SIZE, Posted
 from bytescheduler.transports._buffers import dtype_name
-from bytescheduler.transports._polling import Poll, Poller
-from bytescheduler.transports.base import Done, Transport
+from bytescheduler.transports._named import Handle, NamedTransport
+from bytescheduler.transports._polling import Poll
+from bytescheduler.transports.base import Done
 
 __all__ = ["BytePSTransport"]
 
@@ -49,13 +45,7 @@ PIECE_TIMEOUT: Final = 120.0  # seconds for all ranks to come to the same set-up
 _numbers = count()  # of the transports of this process; equal on all ranks
 
 
-class _Handle(NamedTuple):
-    name: str
-    buffer: Any
-    stage: Any  # float32 copy of a bfloat16 buffer, else None
-
-
-class BytePSTransport(Transport):
+class BytePSTransport(NamedTransport):
     """One worker's end of BytePS; initialises it where the script has not.
 
     Raises:
@@ -78,52 +68,24 @@ class BytePSTransport(Transport):
         self.rank, self.world_size = bps.rank(), bps.size()
         self._prefix = f"bytescheduler.{next(_numbers)}"
         self._uses: dict[str, int] = {}
-        self._closed = False
-        self._lock = threading.Lock()
         for name in ("order", "sizes", "state"):
             self._declare(name)
-        self._poller = Poller(f"bytescheduler-{self.rank}-byteps")
-        self._channel: Channel | None = None
-        if self.world_size > 1 and self.rank == 0:
-            self._channel = Sender(self._post, self._poller, window=1)
-        elif self.world_size > 1:
-            self._channel = Receiver(self._post, self._poller, window=1)
+        self._open("byteps", window=1)
 
-    def prepare(self, index: int, buffer: Any) -> _Handle:
+    def prepare(self, index: int, buffer: Any) -> Handle:
         name = f"{index}.{buffer.numel()}.{dtype_name(buffer)}"
         if buffer.numel():
             self._declare(name)
-        stage = buffer.float() if dtype_name(buffer) == "bfloat16" else None
-        return _Handle(name, buffer, stage)
+        return self._handle(name, buffer)
 
-    def start(self, handle: _Handle, priority: int, done: Done) -> None:
+    def start(self, handle: Handle, priority: int, done: Done) -> None:
         if self._closed:
             raise TransportClosedError(f"rank {self.rank}: the transport was closed")
-        tensor = handle.buffer
-        if not tensor.numel() or self.world_size == 1:
+        if not handle.buffer.numel() or self.world_size == 1:
             done(None)
             return
-        if handle.stage is not None:
-            tensor = handle.stage.copy_(handle.buffer)
-        finished = self._push_pull(handle.name, tensor, average=True, priority=-priority)
-
-        def poll() -> bool:
-            if not finished():
-                return False
-            if handle.stage is not None:
-                handle.buffer.copy_(handle.stage)
-            return True
-
-        self._poller.add(poll, done)
-
-    def announce(self, message: Sequence[int]) -> None:
-        if isinstance(self._channel, Sender):
-            self._channel.send(message)
-
-    def receive(self) -> Sequence[int]:
-        if not isinstance(self._channel, Receiver):
-            raise TransportError("rank 0 announces; the others receive")
-        return self._channel.receive()
+        submit = partial(self._push_pull, handle.name, average=True, priority=-priority)
+        self._begin(handle, submit, done)
 
     def exchange(self, payload: bytes) -> list[bytes]:
         torch = self._torch
@@ -141,15 +103,6 @@ class BytePSTransport(Transport):
     def broadcast(self, buffer: Any) -> None:
         if buffer.numel():
             self._spread(buffer.view(self._torch.uint8), 0)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        if self._channel is not None:
-            self._channel.close()
-        self._poller.close()
 
     # -- inside
 

@@ -1,8 +1,9 @@
 """Horovod, for PyTorch tensors: whoever has it on a cluster keeps it and adds us.
 
 Chunks are asynchronous in-place all-reduces under names that stay the same from step to step, so
-that Horovod's response cache negotiates them by one bit each. Horovod accepts any order on any
-rank; the leader's order is followed all the same, and only the leader holds a credit.
+that Horovod's response cache negotiates them by one bit each. Horovod moves nothing of a chunk
+before every rank has submitted it: the others submit what is ready, and the leader's submissions,
+which alone are held back by a credit, are the order (``negotiates``).
 
 Announcements are broadcasts that the other ranks post in advance (see ``_announcements``): no
 socket of ours, and no negotiation beyond Horovod's own cycle. Since Horovod warns of tensors that
@@ -17,30 +18,21 @@ the script called ``hvd.init()`` before, Horovod's own settings hold (docs/horov
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from bytescheduler._imports import require
 from bytescheduler.exceptions import (
     ByteSchedulerError,
     ConfigurationError,
     PeerLostError,
-    TransportClosedError,
-    TransportError,
 )
-from bytescheduler.transports._announcements import (
-    SLOT_SIZE,
-    SLOTS,
-    Channel,
-    Posted,
-    Receiver,
-    Sender,
-)
-from bytescheduler.transports._buffers import dtype_name
-from bytescheduler.transports._polling import Poller
-from bytescheduler.transports.base import Done, Transport
+from bytescheduler.transports._announcements import SLOT_SIZE, SLOTS, Posted
+from bytescheduler.transports._named import Handle, NamedTransport
+from bytescheduler.transports._polling import Poll
+from bytescheduler.transports.base import Done
 
 __all__ = ["DEFAULTS", "HorovodTransport"]
 
@@ -56,13 +48,7 @@ HEARTBEAT: Final = 20.0  # seconds; Horovod warns after 60
 _numbers = count()  # of the transports of this process; equal on all ranks
 
 
-class _Handle(NamedTuple):
-    name: str
-    buffer: Any
-    stage: Any  # float32 copy of a bfloat16 buffer, else None
-
-
-class HorovodTransport(Transport):
+class HorovodTransport(NamedTransport):
     """One rank's end of a Horovod process set.
 
     Args:
@@ -90,46 +76,13 @@ class HorovodTransport(Transport):
         self.world_size = self._set.size()
         self._root: int = self._set.ranks[0] if self._set.ranks else 0  # by global number
         self._prefix = f"bytescheduler.{self._set.process_set_id}.{next(_numbers)}"
-        self._closed = False
-        self._lock = threading.Lock()
-        self._poller = Poller(f"bytescheduler-{self.rank}-horovod")
-        self._channel: Channel | None = None
-        if self.world_size > 1 and self.rank == 0:
-            self._channel = Sender(self._post, self._poller, window=SLOTS, heartbeat=HEARTBEAT)
-        elif self.world_size > 1:
-            self._channel = Receiver(self._post, self._poller, window=SLOTS)
+        self._open("horovod", window=SLOTS, heartbeat=HEARTBEAT)
 
-    def prepare(self, index: int, buffer: Any) -> _Handle:
-        stage = buffer.float() if dtype_name(buffer) == "bfloat16" else None
-        return _Handle(f"{self._prefix}.{index}.{buffer.numel()}", buffer, stage)
+    def prepare(self, index: int, buffer: Any) -> Handle:
+        return self._handle(f"{self._prefix}.{index}.{buffer.numel()}", buffer)
 
-    def start(self, handle: _Handle, priority: int, done: Done) -> None:
-        if self._closed:
-            raise TransportClosedError(f"rank {self.rank}: the transport was closed")
-        tensor = handle.buffer
-        if handle.stage is not None:
-            tensor = handle.stage.copy_(handle.buffer)
-        ticket = self._hvd.allreduce_async_(
-            tensor, name=handle.name, op=self._hvd.Average, process_set=self._set
-        )
-
-        def poll() -> bool:
-            if not self._finished(ticket):
-                return False
-            if handle.stage is not None:
-                handle.buffer.copy_(handle.stage)
-            return True
-
-        self._poller.add(poll, done)
-
-    def announce(self, message: Sequence[int]) -> None:
-        if isinstance(self._channel, Sender):
-            self._channel.send(message)
-
-    def receive(self) -> Sequence[int]:
-        if not isinstance(self._channel, Receiver):
-            raise TransportError("rank 0 announces; the others receive")
-        return self._channel.receive()
+    def start(self, handle: Handle, priority: int, done: Done) -> None:
+        self._begin(handle, partial(self._submit, handle.name), done)
 
     def exchange(self, payload: bytes) -> list[bytes]:
         torch: Any = require("torch", extra="horovod")
@@ -155,14 +108,11 @@ class HorovodTransport(Transport):
         lost.__cause__ = error
         return lost
 
-    def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        if self._channel is not None:
-            self._channel.close()
-        self._poller.close()
+    def _submit(self, name: str, tensor: Any) -> Poll:
+        ticket = self._hvd.allreduce_async_(
+            tensor, name=name, op=self._hvd.Average, process_set=self._set
+        )
+        return partial(self._finished, ticket)
 
     def _gather(self, tensor: Any, what: str) -> Any:
         name = f"{self._prefix}.{what}"
@@ -175,7 +125,7 @@ class HorovodTransport(Transport):
         ticket = self._hvd.broadcast_async_(
             content, self._root, name=f"{self._prefix}.order.{slot}", process_set=self._set
         )
-        return Posted(lambda: self._finished(ticket), content.tolist)
+        return Posted(partial(self._finished, ticket), content.tolist)
 
     def _finished(self, ticket: int) -> bool:
         if not self._hvd.poll(ticket):
