@@ -222,8 +222,15 @@ def two_models_take_turns() -> None:
 def other_models_on_other_ranks() -> None:
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((8,)), layers.Dense(2, name=f"dense{bs.rank()}")])
-    optimizer = bs.ScheduledOptimizer(ko.SGD(0.1), model)
-    raises(RankMismatchError, lambda: _mse_step(model, optimizer), "same model")
+    raises(RankMismatchError, lambda: bs.ScheduledOptimizer(ko.SGD(0.1), model), "same model")
+
+
+def other_optimizers_on_other_ranks() -> None:
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(2, name="dense")])
+    kind = ko.Adam if bs.rank() else ko.SGD
+    raises(RankMismatchError, lambda: bs.ScheduledOptimizer(kind(0.1), model), "same optimizer")
+    optimizer = bs.ScheduledOptimizer(ko.SGD(0.1), model)  # nothing was left behind
+    _mse_step(model, optimizer)
     optimizer.close()
 
 
@@ -715,6 +722,7 @@ TOGETHER: Sequence[Check] = (
     unused_on_some_ranks_whole,
     two_models_take_turns,
     other_models_on_other_ranks,
+    other_optimizers_on_other_ranks,
 )
 ALONE: Sequence[Check] = (
     every_optimizer_feature,

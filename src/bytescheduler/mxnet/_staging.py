@@ -27,6 +27,7 @@ class Staging:
 
     Attributes:
         layout, buffers: for ``Exchange``; the parameters' positions are those of ``keys``.
+        nbytes: bytes of all gradients.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Staging:
                 for key, shape in shapes.items()
             ]
         )
+        self.nbytes = sum(spec.numel * spec.itemsize for spec in self.layout.specs)
         self.buffers: dict[str, Array] = {
             name: np.full(size, 0, name) for name, size in self.layout.sizes.items()
         }

@@ -19,7 +19,8 @@ from __future__ import annotations
 import atexit
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,6 +40,8 @@ from bytescheduler.transports._kvstore_rendezvous import create_kvstore
 from bytescheduler.transports.kvstore import KVStoreTransport
 
 __all__ = ["ScheduledKVStore"]
+
+PROBE_BYTES: Final = 4 << 20  # broadcast once, at most, to see the rate of the network
 
 mxnet = _mxnet_import.load()
 
@@ -67,9 +70,14 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
         mode: str | None = None,
         trace: str | None = None,
     ) -> None:
-        self.settings = resolve_settings(
-            partition_size=partition_size, credit_size=credit_size, mode=mode, trace=trace
+        self._resolve = partial(
+            resolve_settings,
+            partition_size=partition_size,
+            credit_size=credit_size,
+            mode=mode,
+            trace=trace,
         )
+        self.settings = self._resolve()
         self._inner = _create(kv) if isinstance(kv, str) else kv
         if "dist" not in self._inner.type:
             raise ConfigurationError(
@@ -297,6 +305,7 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
         )
         transport = self._transport = self._open(staging)
         self._agree(transport, staging)
+        bandwidth = self._settle_sizes(transport, staging)
         self._observer = self._make_observer()
         self._exchange = Exchange(
             staging.layout,
@@ -304,7 +313,7 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
             transport,
             self.settings,
             observer=self._observer,
-            tuner=self._make_tuner(staging),
+            tuner=self._make_tuner(staging, bandwidth),
         )
         if isinstance(transport, SyncUpdates):
             transport.install(self._optimizer, dict(enumerate(staging.keys)))
@@ -341,7 +350,22 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
                 f"{others} differ from worker 0's"
             )
 
-    def _make_tuner(self, staging: Staging) -> Tuner | None:
+    def _settle_sizes(self, transport: KVStoreTransport, staging: Staging) -> float | None:
+        """Collective: sizes that suit the rate of the network, which is returned (bytes/s).
+
+        Pieces that servers update keep their size for good, and are left as they were asked for.
+        """
+        if self._optimizer is not None:
+            return None
+        from bytescheduler.tuning import sizes_of_rank_0, timed_broadcast
+
+        probe = np.zeros(min(staging.nbytes, PROBE_BYTES), np.uint8)
+        rate = timed_broadcast(transport, lambda: transport.broadcast(probe), probe.nbytes)
+        settings = self._resolve(model_bytes=staging.nbytes, bandwidth=rate)
+        self.settings = sizes_of_rank_0(transport, settings)
+        return rate
+
+    def _make_tuner(self, staging: Staging, bandwidth: float | None) -> Tuner | None:
         if self.rank != 0:
             return None
         from bytescheduler.tuning import make_tuner
@@ -352,7 +376,8 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
             world_size=self.num_workers,
             engine="kvstore",
             device="cpu",
-            total_bytes=sum(spec.numel * spec.itemsize for spec in staging.layout.specs),
+            total_bytes=staging.nbytes,
+            bandwidth=bandwidth,
         )
 
     def _make_observer(self) -> Observer | None:

@@ -18,9 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bytescheduler.core import ParameterSpec, Settings
+from bytescheduler.core import ParameterSpec
 from bytescheduler.exceptions import UsageError
-from bytescheduler.tensorflow.runtime import Runtime
+from bytescheduler.tensorflow.runtime import Resolve, Runtime
 from bytescheduler.tensorflow.servers import refuse_wrong_order
 from bytescheduler.tensorflow.updates import StepState, is_separable, update
 from bytescheduler.tensorflow.variables import (
@@ -46,7 +46,7 @@ class Adapter:
         optimizer: Any,
         model: Any,
         transport: str | Transport,
-        settings: Settings,
+        resolve: Resolve,
         whole_update: bool,
     ) -> None:
         self.optimizer = optimizer
@@ -70,10 +70,12 @@ class Adapter:
             [_spec(variable) for variable in self._variables],
             {v.dtype: tf.as_dtype(v.dtype).as_numpy_dtype for v in self._variables},
             opened,
-            settings,
-            engine=transport if isinstance(transport, str) else type(transport).__name__,
         )
-        self._broadcast([*model.weights, *optimizer.variables])
+        try:
+            self._share([*model.weights, *optimizer.variables], resolve)
+        except BaseException:
+            self.runtime.close()
+            raise
         gate(self._variables, self._on_use)
         _forget_traces(model)
         atexit.register(self.runtime.close)
@@ -265,9 +267,9 @@ class Adapter:
     def _forward_order(self) -> list[int]:
         return [index for unit in self._forward_units() for index in self._units[unit]]
 
-    def _broadcast(self, variables: Sequence[Any]) -> None:
+    def _share(self, variables: Sequence[Any], resolve: Resolve) -> None:
         values = [np.asarray(variable) for variable in variables]
-        for variable, value in zip(variables, self.runtime.broadcast(values), strict=True):
+        for variable, value in zip(variables, self.runtime.share(values, resolve), strict=True):
             variable.assign(value)
 
     @contextmanager

@@ -12,6 +12,7 @@ callbacks find what they look for, and a saved model loads where this package is
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import keras
@@ -48,7 +49,7 @@ class ScheduledOptimizer(keras.optimizers.Optimizer):
         UsageError: the model is not built or is wrapped already, a distribution strategy is active
             or owns the model or the optimizer, the optimizer belongs to another model, or
             TensorFlow had started before ``bytescheduler.tensorflow`` was imported.
-        RankMismatchError: at the first step, when the ranks' models differ.
+        RankMismatchError: the ranks' models or optimizers differ.
     """
 
     def __init__(
@@ -63,11 +64,16 @@ class ScheduledOptimizer(keras.optimizers.Optimizer):
         trace: str | None = None,
         whole_update: bool = False,
     ) -> None:
-        settings = resolve_settings(
-            partition_size=partition_size, credit_size=credit_size, mode=mode, trace=trace
+        resolve = partial(
+            resolve_settings,
+            partition_size=partition_size,
+            credit_size=credit_size,
+            mode=mode,
+            trace=trace,
         )
+        resolve()  # what is wrong with them is said before anything is opened
         _check(optimizer, model)
-        adapter = Adapter(optimizer, model, transport, settings, whole_update)
+        adapter = Adapter(optimizer, model, transport, resolve, whole_update)
         object.__setattr__(self, "_adapter", adapter)
 
     def __getattribute__(self, name: str) -> Any:

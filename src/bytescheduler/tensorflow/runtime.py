@@ -11,19 +11,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from bytescheduler.core import Exchange, Layout, ParameterSpec, Settings, TraceRecorder
 from bytescheduler.exceptions import RankMismatchError, UsageError
-from bytescheduler.transports.base import Transport
-from bytescheduler.tuning import make_tuner
+from bytescheduler.transports import Transport, name_of
+from bytescheduler.tuning import make_tuner, sizes_of_rank_0, timed_broadcast
 
-__all__ = ["Runtime"]
+__all__ = ["Resolve", "Runtime"]
 
 _Array = npt.NDArray[Any]
+
+
+class Resolve(Protocol):
+    """``resolve_settings`` with the user's values filled in."""
+
+    def __call__(
+        self, *, model_bytes: int | None = None, bandwidth: float | None = None
+    ) -> Settings: ...
 
 
 class Runtime:
@@ -33,8 +41,6 @@ class Runtime:
         specs: the trainable variables, in the model's order.
         dtypes: NumPy dtype of each flat buffer, by name.
         transport: closed by ``close``.
-        settings: rank 0's count.
-        engine: name of the transport, for the tuner's cache.
     """
 
     def __init__(
@@ -42,13 +48,11 @@ class Runtime:
         specs: Sequence[ParameterSpec],
         dtypes: dict[str, Any],
         transport: Transport,
-        settings: Settings,
-        engine: str,
     ) -> None:
         self._specs = tuple(specs)
         self._dtypes = dtypes
-        self._settings = settings
-        self._engine = engine
+        self._settings = Settings()
+        self._bandwidth: float | None = None
         self._pending: set[int] = set()  # posted, and not yet applied to the variable
         self._exchange: Exchange | None = None
         self._trace: TraceRecorder | None = None
@@ -65,11 +69,7 @@ class Runtime:
         return self._exchange is not None and self._exchange.error is not None
 
     def start(self, order: Sequence[int]) -> None:
-        """Agree on rank 0's forward ``order`` and begin to exchange (collective, once).
-
-        Raises:
-            RankMismatchError: the ranks' models differ.
-        """
+        """Agree on rank 0's forward ``order`` and begin to exchange (collective, once)."""
         if self._exchange is not None:
             return
         order = self._agree(order)
@@ -138,17 +138,30 @@ class Runtime:
         if self._exchange.settings.mode == "barrier":
             self._exchange.wait(range(len(self._specs)))
 
-    def broadcast(self, arrays: Sequence[_Array]) -> list[_Array]:
-        """Return rank 0's ``arrays``, one message per dtype (collective)."""
+    def share(self, arrays: Sequence[_Array], resolve: Resolve) -> list[_Array]:
+        """Return rank 0's ``arrays``, and settle on sizes that suit the rate seen (collective).
+
+        Raises:
+            RankMismatchError: the ranks' models or optimizers differ.
+        """
+        self._require_same(arrays)
         result = [array.copy() for array in arrays]
+        self._bandwidth = timed_broadcast(
+            self.transport, lambda: self._broadcast(result), sum(array.nbytes for array in arrays)
+        )
+        settings = resolve(model_bytes=self._total_bytes, bandwidth=self._bandwidth)
+        self._settings = sizes_of_rank_0(self.transport, settings)
+        return result
+
+    def _broadcast(self, arrays: Sequence[_Array]) -> None:
+        """Overwrite with rank 0's content, one message per dtype."""
         for dtype in dict.fromkeys(array.dtype for array in arrays):
-            members = [array for array in result if array.dtype == dtype]
+            members = [array for array in arrays if array.dtype == dtype]
             flat = np.concatenate([array.reshape(-1) for array in members])
             self.transport.broadcast(flat)
             stops = np.cumsum([array.size for array in members])[:-1]
             for array, part in zip(members, np.split(flat, stops), strict=True):
                 array[...] = part.reshape(array.shape)
-        return result
 
     def close(self) -> None:
         """Stop the exchange and write the timeline. May be called twice, never raises."""
@@ -180,16 +193,20 @@ class Runtime:
         return bool(flag > 0)
 
     def _agree(self, order: Sequence[int]) -> list[int]:
-        mine = json.dumps({"signature": self._signature(), "order": list(order)})
-        everyone = [json.loads(text) for text in self.transport.exchange(mine.encode())]
+        return json.loads(self.transport.exchange(json.dumps(list(order)).encode())[0])
+
+    def _require_same(self, arrays: Sequence[_Array]) -> None:
+        """What is exchanged and what is about to be shared must agree, or calls would mix."""
+        shared = [(array.shape, array.dtype.name) for array in arrays]
+        mine = hashlib.sha256(repr((self._signature(), shared)).encode()).digest()
+        everyone = self.transport.exchange(mine)
         for rank, other in enumerate(everyone):
-            if other["signature"] != everyone[0]["signature"]:
+            if other != everyone[0]:
                 raise RankMismatchError(
-                    "all ranks must train the same model; names, sizes or dtypes of rank "
-                    f"{rank}'s trainable variables differ from rank 0's. Build it from the same "
-                    "code everywhere"
+                    "all ranks must train the same model with the same optimizer; names, shapes or "
+                    f"dtypes of rank {rank}'s variables differ from rank 0's. Build both from the "
+                    "same code everywhere"
                 )
-        return everyone[0]["order"]
 
     def _signature(self) -> str:
         parts = [(spec.name, spec.numel, spec.buffer) for spec in self._specs]
@@ -202,7 +219,12 @@ class Runtime:
             self._settings,
             signature=self._signature(),
             world_size=self.transport.world_size,
-            engine=self._engine,
+            engine=name_of(self.transport),
             device="cpu",
-            total_bytes=sum(spec.numel * spec.itemsize for spec in self._specs),
+            total_bytes=self._total_bytes,
+            bandwidth=self._bandwidth,
         )
+
+    @property
+    def _total_bytes(self) -> int:
+        return sum(spec.numel * spec.itemsize for spec in self._specs)

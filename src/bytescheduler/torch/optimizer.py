@@ -24,8 +24,9 @@ from bytescheduler.torch.agreement import broadcast_optimizer_state
 from bytescheduler.torch.check import CheckMode
 from bytescheduler.torch.proposal import Proposal, agree_on
 from bytescheduler.torch.session import Session
-from bytescheduler.torch.tuner import broadcast_timed, sizes_of_rank_0, tuner_of
+from bytescheduler.torch.tuner import broadcast_timed, tuner_of
 from bytescheduler.transports.base import Transport
+from bytescheduler.tuning import sizes_of_rank_0
 
 __all__ = ["ScheduledOptimizer"]
 

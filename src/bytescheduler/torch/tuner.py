@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from bytescheduler.torch.slots import facts_of
 from bytescheduler.transports import Transport, name_of
 from bytescheduler.tuning import make_tuner, timed_broadcast
 
-__all__ = ["broadcast_timed", "sizes_of_rank_0", "tuner_of"]
+__all__ = ["broadcast_timed", "tuner_of"]
 
 
 def broadcast_timed(transport: Transport, tensors: Sequence[Tensor]) -> float | None:
@@ -27,13 +26,6 @@ def broadcast_timed(transport: Transport, tensors: Sequence[Tensor]) -> float | 
             torch.cuda.synchronize(device)
 
     return timed_broadcast(transport, broadcast, _bytes(tensors))
-
-
-def sizes_of_rank_0(transport: Transport, settings: Settings) -> Settings:
-    """Collective: ``settings`` with rank 0's sizes, since each rank has timed for itself."""
-    mine = f"{settings.partition_size} {settings.credit_size}"
-    partition, credit = transport.exchange(mine.encode())[0].split()
-    return replace(settings, partition_size=int(partition), credit_size=int(credit))
 
 
 def tuner_of(

@@ -17,11 +17,19 @@ from collections.abc import Mapping
 from bytescheduler.core.config import Settings
 from bytescheduler.core.exchange import Tuner
 from bytescheduler.tuning.auto import AutoTuner
-from bytescheduler.tuning.bandwidth import timed_broadcast
+from bytescheduler.tuning.bandwidth import sizes_of_rank_0, timed_broadcast
 from bytescheduler.tuning.cache import Cache
 from bytescheduler.tuning.report import ENV_REPORT, IterationReport
 
-__all__ = ["ENV_REPORT", "AutoTuner", "Cache", "IterationReport", "make_tuner", "timed_broadcast"]
+__all__ = [
+    "ENV_REPORT",
+    "AutoTuner",
+    "Cache",
+    "IterationReport",
+    "make_tuner",
+    "sizes_of_rank_0",
+    "timed_broadcast",
+]
 
 
 def make_tuner(
