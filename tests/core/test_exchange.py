@@ -158,7 +158,7 @@ def test_cutting_anew_between_iterations_loses_nothing(seed, engine):
                 expected = rank.expected(parameter, iteration, 3)
                 np.testing.assert_allclose(rank.view(parameter), expected, rtol=1e-6)
             if rank.rank == 0:
-                partition = 16 << (iteration % 6)
+                partition = 16 << (3 * iteration % 10)  # many chunks, or one for all
                 rank.exchange.reconfigure(sizes(partition, 4 * partition, "fifo"))
 
     assert run_ranks(ranks, work) == []

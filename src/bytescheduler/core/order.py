@@ -9,7 +9,8 @@ negotiation: the credit window hides the latency.
 Some engines negotiate themselves: nothing of a chunk moves before every rank has started it. There
 rank 0's start alone decides what is sent when, and the others may start everything at once; an
 announcement per chunk would only wait in the engine behind the chunks in flight. What is left to
-announce is one word per round, that rank 0 will not cut the buffer anew before it (GO).
+announce is one word per round, that rank 0 will not cut the buffer anew before it (GO). The same
+holds on every engine where a plan has one chunk only: there is no order to agree on.
 
 Considered instead: negotiation as in Horovod (a round trip and a cycle time per decision), a fixed
 order (an unlucky first chunk blocks all), a credit on every rank (two full windows of different
@@ -45,7 +46,7 @@ __all__ = ["Cut", "Follower", "Leader", "Step"]
 STOP: Final = -1
 CUT: Final = -2  # followed by partition size, credit size and mode number
 STEP: Final = -3  # followed by the number of the step and of the rounds posted so far
-GO: Final = -4  # where the engine negotiates: the chunks of one more round may start
+GO: Final = -4  # where order is free: the chunks of one more round may start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,8 @@ class Leader(_Side):
     Args:
         announce: sends one message to all followers.
         limit: integers in one message, at most.
-        negotiated: whether the engine negotiates; chunks are not announced then.
+        is_free: whether a plan's chunks may start in any order on the other ranks; they are not
+            announced then.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class Leader(_Side):
         limit: int,
         wake: Callable[[], None],
         *,
-        negotiated: bool = False,
+        is_free: Callable[[Plan], bool] = lambda plan: False,
     ) -> None:
         super().__init__(wake)
         self._scheduler = scheduler
@@ -173,8 +175,9 @@ class Leader(_Side):
         self._announce = announce
         self._limit = limit
         self._ready = _Readiness(plan)
-        self._negotiated = negotiated
-        self._gone_to = 0  # rounds that the others may start; always 0 unless negotiated
+        self._is_free = is_free
+        self._free = is_free(plan)
+        self._gone_to = 0  # rounds that the others may start, where order is free
         self._parameters = len(plan.chunks_of)
         self._posts = 0
         self._news: list[int] = []  # to be announced in front of the next chunks
@@ -234,8 +237,8 @@ class Leader(_Side):
             self._scheduler.push(chunk)
 
     def _go(self) -> None:
-        """Where the engine negotiates, let the others start the present or the next round."""
-        if self._negotiated and not self._going:
+        """Where order is free, let the others start the present or the next round."""
+        if self._free and not self._going:
             self._gone_to = self._posts // self._parameters + 1
             self._news.append(GO)
 
@@ -254,7 +257,7 @@ class Leader(_Side):
     @property
     def _news_are_due(self) -> bool:
         """No chunk will carry them, or they leave no room for a cut behind them."""
-        return len(self._news) > (0 if self._negotiated else self._limit - 4)
+        return len(self._news) > (0 if self._free else self._limit - 4)
 
     def _due(self) -> Callable[[], None] | None:
         if self._stopping:
@@ -269,7 +272,7 @@ class Leader(_Side):
             batch.append(chunk)
         if not batch:
             return None
-        told = [] if self._negotiated else [chunk.index for chunk in batch]
+        told = [] if self._free else [chunk.index for chunk in batch]
         return partial(self._send, [*self._take_news(), *told], batch)
 
     def _take_news(self) -> list[int]:
@@ -287,6 +290,7 @@ class Leader(_Side):
         plan = self._exchange.recut(cut)
         with self._lock:
             self._ready = _Readiness(plan)
+            self._free = self._is_free(plan)
             if self._cut is cut:
                 self._cut = None
             deferred, self._deferred = self._deferred, []
@@ -301,8 +305,7 @@ class Leader(_Side):
 class Follower(_Side):
     """The other ranks' side: start what is announced, in that order, when it is ready here.
 
-    Where the engine negotiates, the chunks of a round that rank 0 has let go start when they are
-    ready.
+    Where order is free, the chunks of a round that rank 0 has let go start when they are ready.
     """
 
     def __init__(self, plan: Plan, exchange: _Starter, wake: Callable[[], None]) -> None:
