@@ -14,7 +14,10 @@ from benchmarks.pool import Pool, helper, pool
 PORT = 29500
 WORKER = ("-m", "benchmarks.worker")
 Variables = dict[str, str]
-_ports = count(PORT + 1)  # several jobs of parameter servers may meet on the hub
+GLOO_TIMEOUT_S = 24 * 3600
+HEARTBEATS = frozenset({"mirrored"})
+"""Engines that give up a worker which is silent for some seconds."""
+_ports = count(PORT)  # several pools of an engine are up at once
 
 
 @contextmanager
@@ -30,10 +33,6 @@ def engine_pool(
         )
 
 
-GLOO_TIMEOUT_S = 24 * 3600
-HEARTBEATS = frozenset({"mirrored"})
-"""Engines that give up a worker which is silent for some seconds."""
-
 Prepared = tuple[Variables, list[Variables]]
 Prepare = Callable[[ExitStack, Host, Sequence[Host], Mapping[str, str]], Prepared]
 
@@ -45,9 +44,9 @@ def _gloo(
 
 
 def _free_port(hub: Host) -> int:
-    """A port for the rendezvous: any in a namespace of our own, a free one on this machine."""
+    """A port for the rendezvous: the next in a namespace of our own, a free one on this machine."""
     if hub.namespace is not None:
-        return PORT
+        return next(_ports)
     with socket.socket() as probe:
         probe.bind((hub.address, 0))
         return probe.getsockname()[1]
