@@ -79,8 +79,8 @@ DEFAULT = Cut(
         *_cells(("vgg16", "resnet50", "bert-base"), (1.0,), (4,)),
         *_cells(("vgg16",), (1.0,), (8,)),
     ),
-    systems="ddp,horovod,dear,fifo,bytescheduler",
-    effort=Effort(repeats=3, iterations=4, warmup=3, tries=4),
+    systems="ddp,dear,bytescheduler",
+    effort=Effort(repeats=3, iterations=4, warmup=3, tries=3),
 )
 FULL = Cut(cells=_cells(PROFILES, BALANCES, WORKERS), systems="all", effort=Effort())
 
@@ -101,7 +101,11 @@ def run(args: argparse.Namespace) -> int:
     names = parse_systems(args.systems or cut.systems)
     folder = args.output / "cells"
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [cell for cell in sorted(cut.cells) if args.fresh or not _path(folder, cell).exists()]
+    wanted = [
+        cell
+        for cell in sorted(cut.cells, key=lambda cell: cell.workers)
+        if args.fresh or not _path(folder, cell).exists()
+    ]
     failed = _measure(wanted, names, cut, folder)
     results = list(_read(folder))
     if results:

@@ -232,9 +232,13 @@ class Leader(_Side):
             self._deferred.append(parameter)
             return
         self._go()
+        if self._posts % self._parameters == 0:
+            self._scheduler.foresight.round_begins()
         self._posts += 1
         for chunk in self._ready.post(parameter):
             self._scheduler.push(chunk)
+            if chunk.index == 0:
+                self._scheduler.foresight.urgent_is_ready()
 
     def _go(self) -> None:
         """Where order is free, let the others start the present or the next round."""

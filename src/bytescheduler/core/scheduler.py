@@ -4,8 +4,8 @@ Ready chunks wait in a heap. While the most urgent one fits in what is left of t
 popped, its bytes are taken from the credit, and it goes to the transport; they come back when it
 has completed. The credit is a window: large enough to keep the wire busy, small enough that an
 urgent chunk that becomes ready later waits behind few bytes. A chunk larger than the credit goes
-alone. This class knows no time, no thread and no transport; the leader alone runs one
-(see ``order.py``).
+alone. Just before the most urgent chunk is expected the window is narrower (see ``foresight.py``).
+This class knows no thread and no transport; the leader alone runs one (see ``order.py``).
 
 Source: ByteScheduler (SOSP 2019), algorithm 1. There the credit is per scheduler; here it is held
 by rank 0 only, since two ranks with full windows of different chunks would wait for each other.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from itertools import count
 
+from bytescheduler.core.foresight import Foresight
 from bytescheduler.core.plan import Chunk
 
 __all__ = ["Scheduler"]
@@ -27,11 +28,15 @@ class Scheduler:
     Args:
         credit_size: bytes in flight at most.
         fifo: send in the order of ``push`` instead of by priority.
+        foresight: told of completions; not asked in order of ``push``.
     """
 
-    def __init__(self, credit_size: int, *, fifo: bool = False) -> None:
+    def __init__(
+        self, credit_size: int, *, fifo: bool = False, foresight: Foresight | None = None
+    ) -> None:
         self.credit_size = credit_size
         self.fifo = fifo
+        self.foresight = Foresight() if foresight is None else foresight
         self.in_flight = 0  # bytes
         self._heap: list[tuple[int, int, Chunk]] = []
         self._sequence = count()
@@ -54,7 +59,10 @@ class Scheduler:
         """Whether ``pop`` would return a chunk."""
         if not self._heap:
             return False
-        return not self.in_flight or self.in_flight + self._heap[0][2].nbytes <= self.credit_size
+        if not self.in_flight:
+            return True
+        wanted = self.in_flight + self._heap[0][2].nbytes
+        return wanted <= self.credit_size and (self.fifo or self.foresight.allows(wanted))
 
     def pop(self) -> Chunk | None:
         """Return the chunk to start now, its bytes taken from the credit, or None."""
@@ -67,3 +75,4 @@ class Scheduler:
     def complete(self, chunk: Chunk) -> None:
         """Give the bytes of a completed chunk back to the credit."""
         self.in_flight -= chunk.nbytes
+        self.foresight.completed(chunk.nbytes, more=self.in_flight > 0)

@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from bytescheduler.core.plan import slices
@@ -165,6 +166,8 @@ def _send(
     stages = [rate * share for rate in network.stage_s_per_byte]
     latency, overhead = network.alpha_s * share, network.overhead_s
     free = [0.0] * len(stages)
+    urgent = chunks and schedule.policy == "priority"
+    clear = chunks[0].ready_s if urgent else 0.0  # see core/foresight.py
     sent = [_Sent(0.0, 0.0)] * len(chunks)
     coming = sorted(range(len(chunks)), key=lambda index: -chunks[index].ready_s)
     waiting: list[tuple[float, int]] = []
@@ -178,7 +181,8 @@ def _send(
             credit += flying.popleft()[1]
         if waiting:
             size = chunks[waiting[0][1]].size
-            if not flying or (size <= credit and len(flying) < slots):
+            due = free[0] + size * stages[0] if size <= credit and len(flying) < slots else inf
+            if not flying or due <= clear or (now >= clear and due < inf):
                 index = heapq.heappop(waiting)[1]
                 credit -= size
                 now += overhead
