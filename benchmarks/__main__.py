@@ -12,6 +12,7 @@ COMMANDS = {
     "compare": "one profile: every system side by side, and the limit",
     "matrix": "profiles x balances x workers, to benchmarks/results/",
     "real": "real compute on the CPU over a shaped link",
+    "drift": "the links change their rate while mode auto trains",
     "core": "our own overhead: time per chunk, memory",
     "loopback": "a small model without shaping, beside DistributedDataParallel",
     "exchange": "one chunk over Gloo: sent straight, and by all_reduce",

@@ -63,9 +63,19 @@ class Lab:
         return self._slowest(system, settings, command, timeout_s)
 
     def measure_task(
-        self, system: str, task: str, settings: Mapping[str, Any], *, warmup: int, iterations: int
+        self,
+        system: str,
+        task: str,
+        settings: Mapping[str, Any],
+        *,
+        warmup: int,
+        iterations: int,
+        settle: bool = False,
     ) -> float:
-        """As :meth:`measure`, for one of the real tasks of :mod:`benchmarks.tasks`."""
+        """As :meth:`measure`, for one of the real tasks of :mod:`benchmarks.tasks`.
+
+        With ``settle``, a system that learns does so first, in the same session.
+        """
         command = {
             "do": "measure",
             "system": system,
@@ -73,11 +83,19 @@ class Lab:
             "task": task,
             "warmup": warmup,
             "iterations": iterations,
+            "settle": settle,
         }
-        return self._slowest(system, settings, command, 2 * TIMEOUT_S)
+        return self._slowest(
+            system, settings, command, SETTLE_TIMEOUT_S if settle else 2 * TIMEOUT_S
+        )
 
-    def settle(self, system: str, job: Job, settings: Mapping[str, Any]) -> None:
-        """Let a system that learns do so, on this job at this rate.
+    def settle(
+        self, system: str, job: Job, settings: Mapping[str, Any], *, times: int = 1
+    ) -> list[dict[str, Any]]:
+        """Let a system that learns do so, on this job, so many times in one session.
+
+        Returns:
+            What rank 0 saw: see ``Session.settle``.
 
         Raises:
             BenchmarkError: the system failed or did not end in time.
@@ -87,8 +105,9 @@ class Lab:
             "system": system,
             "settings": dict(settings),
             "job": job.to_json(),
+            "times": times,
         }
-        self._call(self._key(system, settings), command, SETTLE_TIMEOUT_S)
+        return self._call(self._key(system, settings), command, SETTLE_TIMEOUT_S)[0]["history"]
 
     def layers_of(self, task: str) -> list[dict[str, Any]]:
         """Layers of a real task, with their times on rank 0."""

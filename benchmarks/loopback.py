@@ -20,12 +20,14 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.lab import Lab
 from benchmarks.network import LOOPBACK, Network
 from benchmarks.report import console, track
+from benchmarks.systems import find
 
 WORKERS = 2
 TASK = "small"
 SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddp": ("ddp", {"bucket_bytes": 25 << 20}),
     "bytescheduler": ("bytescheduler", {}),
+    "barrier": ("barrier", {}),
     "bytescheduler-auto": ("bytescheduler-auto", {}),
 }
 
@@ -52,7 +54,12 @@ def run(args: argparse.Namespace) -> int:
             for name in names:
                 system, settings = SYSTEMS[name]
                 seconds = lab.measure_task(
-                    system, TASK, settings, warmup=args.warmup, iterations=args.iterations
+                    system,
+                    TASK,
+                    settings,
+                    warmup=args.warmup,
+                    iterations=args.iterations,
+                    settle=find(system).learns,
                 )
                 runs[name].append(seconds)
                 progress.update(bar, advance=1, description=f"loopback: {name}")

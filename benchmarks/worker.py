@@ -128,6 +128,8 @@ def _measure(command: Mapping[str, Any]) -> Answer:
     system = find(command["system"])
     session = _open(system, command)
     try:
+        if command.get("settle"):
+            session.settle()
         return {"seconds": _time(session, command["warmup"], command["iterations"])}
     finally:
         session.close()
@@ -136,10 +138,9 @@ def _measure(command: Mapping[str, Any]) -> Answer:
 def _settle(command: Mapping[str, Any]) -> Answer:
     session = _open(find(command["system"]), command)
     try:
-        session.settle()
+        return {"history": [e for _ in range(command["times"]) for e in session.settle()]}
     finally:
         session.close()
-    return {}
 
 
 def _open(system: Any, command: Mapping[str, Any]) -> Session:

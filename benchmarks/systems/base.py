@@ -23,8 +23,13 @@ class Session(ABC):
     def iterate(self) -> None:
         """One iteration, as a user's loop has it."""
 
-    def settle(self) -> None:  # noqa: B027 (most systems have nothing to learn)
-        """Iterate until everything is learnt that later sessions of the same job will know."""
+    def settle(self) -> list[dict[str, Any]]:
+        """Iterate until what later sessions of the same job will know is learnt.
+
+        Returns:
+            Of each iteration ``at``, its end (seconds of ``time.time``), and the ``settings`` then.
+        """
+        return []
 
     @abstractmethod
     def close(self) -> None:

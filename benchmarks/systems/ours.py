@@ -78,8 +78,7 @@ class AutoSystem(PrioritySystem):
 
     def wrap(self, model: Any, optimizer: Any, settings: Mapping[str, Any]) -> Wrapped:
         wrapped = super().wrap(model, optimizer, settings)
-        before = _remembered()
-        return replace(wrapped, settled=lambda: _remembered() != before)
+        return replace(wrapped, settled=_News(Path(os.environ["XDG_CACHE_HOME"])))
 
 
 @functools.cache
@@ -88,7 +87,18 @@ def _memory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="bytescheduler-lab-")
 
 
-def _remembered() -> dict[Path, int]:
-    """The tuner's files in a worker's cache directory, with their times."""
-    folder = Path(os.environ["XDG_CACHE_HOME"])
+def remembered(folder: Path) -> dict[Path, int]:
+    """The tuner's files in a cache directory, with their times."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
+
+
+class _News:
+    """Whether the tuner has remembered something since it was asked last."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known = remembered(folder)
+
+    def __call__(self) -> bool:
+        known, self._known = self._known, remembered(self._folder)
+        return self._known != known

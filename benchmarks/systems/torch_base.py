@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ITERATIONS_UNTIL_ASKED = 8
+SIZES_AND_MODE = ("mode", "partition_size", "credit_size")
 Task = Callable[[], tuple["nn.Module", Callable[["nn.Module"], "torch.Tensor"]]]
 
 
@@ -50,16 +52,23 @@ class TorchSession(Session):
         self._loss(self._wrapped.model).backward()
         self._wrapped.optimizer.step()
 
-    def settle(self) -> None:
+    def settle(self) -> list[dict[str, Any]]:
         import torch
         from torch import distributed
 
+        history: list[dict[str, Any]] = []
         going_on = torch.ones(1)
         while going_on:
             for _ in range(ITERATIONS_UNTIL_ASKED):
                 self.iterate()
+                history.append({"at": time.time(), "settings": self._settings()})
             going_on[:] = not self._wrapped.settled()
             distributed.broadcast(going_on, 0)
+        return history
+
+    def _settings(self) -> dict[str, Any]:
+        settings = getattr(self._wrapped.optimizer, "settings", None)
+        return {name: getattr(settings, name) for name in SIZES_AND_MODE} if settings else {}
 
     def close(self) -> None:
         self._wrapped.close()

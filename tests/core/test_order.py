@@ -53,7 +53,7 @@ class LeaderBench:
             self.announce,
             LIMIT,
             self.wake,
-            is_free=lambda plan: negotiated,
+            free=negotiated,
         )
 
     def wake(self) -> None:
@@ -213,45 +213,6 @@ def test_a_round_that_was_let_go_ends_before_a_cut():
     bench.leader.stop()
     assert bench.announced == [[GO], [STEP, 1, 1, GO], [CUT, 256, 256, 0], [GO], [STOP]]
     assert bench.started == [1, 0, 1, 0, 0]
-
-
-def test_a_plan_of_one_chunk_is_not_announced_and_one_of_several_is_again():
-    bench = LeaderBench(layout_of([15] * 2), 64, 64)
-    bench.leader = Leader(
-        bench.layout.cut(1024),
-        bench.scheduler,
-        bench,
-        bench.announce,
-        LIMIT,
-        bench.wake,
-        is_free=lambda plan: len(plan.chunks) == 1,
-    )
-    bench.negotiated, bench.landing = True, 1.0
-
-    def iterate(number: int) -> None:
-        for parameter in (1, 0):
-            bench.leader.post(parameter)
-        bench.leader.step(Step(number=number, rounds=number))
-
-    iterate(1)
-    bench.leader.cut(Cut(partition_size=64, credit_size=64, mode=0))
-    iterate(2)  # was let go before the cut was asked for
-    bench.negotiated = False
-    iterate(3)
-    bench.leader.cut(Cut(partition_size=1024, credit_size=64, mode=0))
-    bench.negotiated = True
-    iterate(4)
-    assert bench.started == [0, 0, 1, 0, 0]
-    assert bench.announced == [
-        [GO],
-        [STEP, 1, 1, GO],
-        [CUT, 64, 64, 0],
-        [STEP, 2, 2, 1],
-        [0],
-        [STEP, 3, 3, CUT, 1024, 64, 0],
-        [GO],
-        [STEP, 4, 4, GO],
-    ]
 
 
 @given(numels, st.integers(16, 500), st.integers(1, 4), st.integers(1, 3), st.randoms())

@@ -447,10 +447,10 @@ def leader_order_under_random_delays(bench: Bench) -> None:
     """Where the engine negotiates, the same chunks under random delays: order is rank 0's start."""
     orders = []
     for seed in range(bench.seeds):
-        partition = [2048, 8192, 65536][seed % 3]
+        partition = [2048, 8192, 65536, 1 << 20][seed % 4]  # the last: one chunk for all
         transport = bench.fresh()
         recorder = Recorder(transport)
-        settings = Settings(partition_size=partition, credit_size=partition * (1 + seed % 4))
+        settings = Settings(partition_size=partition, credit_size=partition * (1 + seed % 3))
         training = Training(bench, transport, settings)
         rng = random.Random(1000 * seed + bench.rank)
         for iteration in range(3):
@@ -466,10 +466,9 @@ def settings_change_while_training(bench: Bench) -> None:
     transport = bench.fresh()
     training = Training(bench, transport, Settings(partition_size=1024, credit_size=4096))
     rng = random.Random(bench.rank)
-    for iteration in range(6):
+    for iteration, partition in enumerate([2048, 8192, 1 << 20, 4096, 1 << 20, 2048]):
         training.iterate(iteration, rng)
         if bench.rank == 0:
-            partition = 512 << iteration
             training.exchange.reconfigure(
                 Settings(partition_size=partition, credit_size=2 * partition)
             )

@@ -106,7 +106,7 @@ class Exchange:
                 self._announce,
                 MESSAGE_LIMIT,
                 self._driver.wake,
-                is_free=self._is_free,
+                free=transport.negotiates,
             )
             self._driver.lead(self._leader)
         else:
@@ -200,7 +200,7 @@ class Exchange:
         """Rank 0, between rounds: change sizes and mode on all ranks.
 
         Takes effect when what is posted has come back and before the next round's chunks (where
-        order is free, perhaps one round later); nothing is lost or sent twice.
+        the engine negotiates, perhaps one round later); nothing is lost or sent twice.
         """
         if self._leader is None:
             raise UsageError("only rank 0 decides the settings; call reconfigure there")
@@ -311,14 +311,6 @@ class Exchange:
         if self._observer is not None:
             self._observer.planned(self.layout, plan, negotiated=self._transport.negotiates)
         return plan
-
-    def _is_free(self, plan: Plan) -> bool:
-        """Whether the other ranks need not be told the order: the engine sees to it, or it is one.
-
-        Nobody would start what becomes free while a thread listens that serves the engine as well.
-        """
-        one = len(plan.chunks) == 1 and self._transport.reentrant
-        return self._transport.negotiates or one
 
     def _announce(self, message: Sequence[int]) -> None:
         if self._transport.world_size > 1:

@@ -9,8 +9,7 @@ negotiation: the credit window hides the latency.
 Some engines negotiate themselves: nothing of a chunk moves before every rank has started it. There
 rank 0's start alone decides what is sent when, and the others may start everything at once; an
 announcement per chunk would only wait in the engine behind the chunks in flight. What is left to
-announce is one word per round, that rank 0 will not cut the buffer anew before it (GO). The same
-holds on every engine where a plan has one chunk only: there is no order to agree on.
+announce is one word per round, that rank 0 will not cut the buffer anew before it (GO).
 
 Considered instead: negotiation as in Horovod (a round trip and a cycle time per decision), a fixed
 order (an unlucky first chunk blocks all), a credit on every rank (two full windows of different
@@ -154,8 +153,8 @@ class Leader(_Side):
     Args:
         announce: sends one message to all followers.
         limit: integers in one message, at most.
-        is_free: whether a plan's chunks may start in any order on the other ranks; they are not
-            announced then.
+        free: whether the engine negotiates, so that the other ranks may start chunks in any order;
+            they are not announced then.
     """
 
     def __init__(
@@ -167,7 +166,7 @@ class Leader(_Side):
         limit: int,
         wake: Callable[[], None],
         *,
-        is_free: Callable[[Plan], bool] = lambda plan: False,
+        free: bool = False,
     ) -> None:
         super().__init__(wake)
         self._scheduler = scheduler
@@ -175,8 +174,7 @@ class Leader(_Side):
         self._announce = announce
         self._limit = limit
         self._ready = _Readiness(plan)
-        self._is_free = is_free
-        self._free = is_free(plan)
+        self._free = free
         self._gone_to = 0  # rounds that the others may start, where order is free
         self._parameters = len(plan.chunks_of)
         self._posts = 0
@@ -294,7 +292,6 @@ class Leader(_Side):
         plan = self._exchange.recut(cut)
         with self._lock:
             self._ready = _Readiness(plan)
-            self._free = self._is_free(plan)
             if self._cut is cut:
                 self._cut = None
             deferred, self._deferred = self._deferred, []
