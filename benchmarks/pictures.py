@@ -1,16 +1,14 @@
 """``python -m benchmarks.pictures``: draws the pictures of the documentation.
 
 ``docs/schedules.png``, from the simulator: one job of five layers whose exchange takes as long as
-its compute, under three schedules. ``benchmarks/results/compare.png``, from the files beside it.
+its compute, under three schedules.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import bars
 from bytescheduler._imports import require
 from bytescheduler.simulate import Layer, Network, Profile, Schedule, simulate
 
@@ -24,16 +22,12 @@ MEGABYTE = 1_000_000
 
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-COMPARED = ("vgg16", "resnet50", "bert-base")
 
 
 def main() -> None:
     """Draw and say what."""
-    compared = [json.loads((RESULTS / f"compare-{name}.json").read_text()) for name in COMPARED]
-    bars(compared, RESULTS / "compare.png")
     _schedules(ROOT / "docs" / "schedules.png")
-    print("compare.png, schedules.png")
+    print("schedules.png")
 
 
 def _schedules(path: Path) -> None:

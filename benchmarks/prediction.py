@@ -20,7 +20,7 @@ UNLIMITED: Final = 1 << 40  # bytes of credit
 
 _SCHEDULES: Final[Mapping[str, Callable[[Mapping[str, Any]], Schedule]]] = {
     "ddp": lambda s: Schedule(policy="barrier", bucket_bytes=s["bucket_bytes"]),
-    "horovod": lambda s: Schedule(policy="barrier", bucket_bytes=s["fusion_bytes"]),
+    "horovod": lambda s: Schedule(policy="barrier", bucket_bytes=1),  # waits for no full buffer
     "dear": lambda s: Schedule(
         policy="dear", partition_bytes=s["fusion_bytes"], credit_bytes=UNLIMITED
     ),

@@ -11,7 +11,7 @@ from rich.console import Console
 
 CELLS = [
     json.loads(path.read_text())
-    for path in sorted([*RESULTS.glob("compare-*.json"), *RESULTS.glob("horovod-*.json")])
+    for path in sorted([*RESULTS.glob("cells/*.json"), *RESULTS.glob("horovod-*.json")])
 ]
 
 
