@@ -34,8 +34,8 @@ lint: venv
 test-fast: $(PACKAGES)
 	$(BIN)/python -m pytest -m "not multiprocess"
 
-# Two files at a time, since each waits for its processes most of the time. They have time limits, which a
-# busy machine may miss: what failed gets one more try, alone.
+# Two files at a time, since each waits for its processes most of the time. They have time limits,
+# which a busy machine may miss: what failed gets one more try, alone.
 test-multiprocess: venv
 	$(BIN)/python -m pytest -m multiprocess -n 2 --dist loadfile --durations 15 || \
 		$(BIN)/python -m pytest -m multiprocess --last-failed --last-failed-no-failures none
