@@ -129,7 +129,6 @@ def _measure(cells: list[Cell], names: list[str], cut: Cut, folder: Path) -> dic
                         _path(folder, cell).write_text(json.dumps(result, indent=1))
                     except BenchmarkError as error:
                         failed[cell] = str(error)
-                        progress.console.print(f"{cell.stem} failed: {error}")
                     progress.update(whole, advance=1)
     return failed
 

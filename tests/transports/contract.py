@@ -128,6 +128,7 @@ def reduce_all(transport: Transport, buffers: Sequence[Any]) -> None:
 def ranks_and_sizes(bench: Bench) -> None:
     with bench.transport() as transport:
         assert (transport.rank, transport.world_size) == (bench.rank, bench.world_size)
+        assert isinstance(transport.ordered, bool)
         if transport.negotiates:
             assert transport.reentrant
             assert not transport.ordered
@@ -450,7 +451,7 @@ def leader_order_under_random_delays(bench: Bench) -> None:
         partition = [2048, 8192, 65536, 1 << 20][seed % 4]  # the last: one chunk for all
         transport = bench.fresh()
         recorder = Recorder(transport)
-        settings = Settings(partition_size=partition, credit_size=partition * (1 + seed % 3))
+        settings = Settings(partition_size=partition, credit_size=partition * (1 + seed // 2 % 4))
         training = Training(bench, transport, settings)
         rng = random.Random(1000 * seed + bench.rank)
         for iteration in range(3):

@@ -28,7 +28,7 @@ class Scheduler:
     Args:
         credit_size: bytes in flight at most.
         fifo: send in the order of ``push`` instead of by priority.
-        foresight: told of completions; not asked in order of ``push``.
+        foresight: told of completions, and asked before bytes are added; not if ``fifo``.
     """
 
     def __init__(

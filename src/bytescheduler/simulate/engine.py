@@ -18,7 +18,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
-from math import inf
 from typing import NamedTuple
 
 from bytescheduler.core.plan import slices
@@ -181,8 +180,9 @@ def _send(
             credit += flying.popleft()[1]
         if waiting:
             size = chunks[waiting[0][1]].size
-            due = free[0] + size * stages[0] if size <= credit and len(flying) < slots else inf
-            if not flying or due <= clear or (now >= clear and due < inf):
+            fits = size <= credit and len(flying) < slots
+            in_time = now >= clear or free[0] + size * stages[0] <= clear
+            if not flying or (fits and in_time):
                 index = heapq.heappop(waiting)[1]
                 credit -= size
                 now += overhead

@@ -7,6 +7,7 @@ announcements that the receivers have posted ahead, and do not know bfloat16.
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -64,9 +65,9 @@ class NamedTransport(Transport):
         else:
             self._channel = Receiver(self._post, self._poller, window=window)
 
+    @abstractmethod
     def _post(self, slot: int, message: Sequence[int]) -> Posted:
         """Submit this rank's part of an announcement."""
-        raise NotImplementedError
 
     def _handle(self, name: str, buffer: Any) -> Handle:
         stage = buffer.float() if dtype_name(buffer) == "bfloat16" else None
