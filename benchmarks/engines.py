@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 
 from benchmarks.network import Host
 from benchmarks.pool import Pool, helper, pool
+from bytescheduler._ports import free_port
 
 PORT = 29500
 WORKER = ("-m", "benchmarks.worker")
@@ -45,11 +45,7 @@ def _gloo(
 
 def _free_port(hub: Host) -> int:
     """A port for the rendezvous: the next in a namespace of our own, a free one on this machine."""
-    if hub.namespace is not None:
-        return next(_ports)
-    with socket.socket() as probe:
-        probe.bind((hub.address, 0))
-        return probe.getsockname()[1]
+    return next(_ports) if hub.namespace is not None else free_port(hub.address)
 
 
 def _horovod(
@@ -90,7 +86,7 @@ def _parameter_server(
     """MXNet's parameter servers: a scheduler on the hub, a server beside every worker."""
     shared = {
         "DMLC_PS_ROOT_URI": hub.address,
-        "DMLC_PS_ROOT_PORT": str(next(_ports)),
+        "DMLC_PS_ROOT_PORT": str(_free_port(hub)),
         "DMLC_NUM_WORKER": str(len(hosts)),
         "DMLC_NUM_SERVER": str(len(hosts)),
     }

@@ -20,7 +20,6 @@ import os
 import selectors
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import build_byteps
+
+from bytescheduler._ports import free_port
 
 EXIT_USAGE = 2
 EXIT_TIMEOUT = 124
@@ -83,7 +84,7 @@ def _common_environment(workers: int) -> dict[str, str]:
         "DMLC_NUM_WORKER": str(workers),
         "DMLC_NUM_SERVER": "1",
         "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(_free_port()),
+        "DMLC_PS_ROOT_PORT": str(free_port()),
         "DMLC_NODE_HOST": "127.0.0.1",
         "BYTEPS_FORCE_DISTRIBUTED": "1",
     }
@@ -91,12 +92,6 @@ def _common_environment(workers: int) -> dict[str, str]:
 
 def _prepend(folder: Path, variable: str) -> str:
     return os.pathsep.join(filter(None, [str(folder), os.environ.get(variable)]))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _start_backend(role: str, common: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from bytescheduler._ports import free_port
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 SERVE = (sys.executable, "-c", "from bytescheduler._mxnet_import import load; load()")
@@ -80,7 +81,7 @@ class Job:
             "PYTHONPATH": str(SOURCE),
             "OMP_NUM_THREADS": "1",
             "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": str(_free_port()),
+            "DMLC_PS_ROOT_PORT": str(free_port()),
             "DMLC_NUM_SERVER": str(servers),
             "DMLC_NUM_WORKER": str(workers),
         }
@@ -115,9 +116,3 @@ def job(*, servers: int = 2, workers: int = 2) -> Iterator[Job]:
     finally:
         for name in started.processes:
             started.kill(name)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+from bytescheduler._ports import free_port, free_ports
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "src"
@@ -76,7 +77,7 @@ def parameter_servers() -> Iterator[dict[str, str]]:
     """A scheduler and a server for two workers; yields the workers' variables."""
     variables = {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]),
+        "DMLC_PS_ROOT_PORT": str(free_port()),
         "DMLC_NUM_SERVER": "1",
         "DMLC_NUM_WORKER": "2",
     }
@@ -88,17 +89,6 @@ def parameter_servers() -> Iterator[dict[str, str]]:
             )
             stack.callback(kill, process)
         yield {**variables, "DMLC_ROLE": "worker"}
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def environment(workers: list[str], rank: int) -> dict[str, str]:

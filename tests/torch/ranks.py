@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
+
+from bytescheduler._ports import free_port
 
 PATIENCE = 60.0  # seconds until a scenario counts as hung
 START = 120.0  # seconds for the ranks to import PyTorch and meet
@@ -28,12 +29,6 @@ class RankError(AssertionError):
         super().__init__(
             "\n".join(f"rank {rank}: {trace}" for rank, (_, _, trace) in errors.items())
         )
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class RankPool:

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import free_port
+
+from bytescheduler._ports import free_port
 
 pytestmark = pytest.mark.multiprocess
 WORKER = Path(__file__).with_name("failing_worker.py")

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ import engines
 import pytest
 import worker
 
+from bytescheduler._ports import free_port, free_ports
 from bytescheduler.transports.fake import FakeNetwork
 
 HERE = Path(__file__).resolve().parent
@@ -96,12 +96,6 @@ def environment(**variables: str) -> dict[str, str]:
     binaries = os.pathsep.join([str(Path(sys.executable).parent), _path()])
     fixed = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "PATH": binaries}
     return {**os.environ, **fixed, **variables}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run_processes(
@@ -196,7 +190,7 @@ def torchrun_like(arguments: Sequence[str], folder: Path, world_size: int, limit
 
 def tf_config(arguments: Sequence[str], folder: Path, world_size: int, limit: float) -> Ended:
     """Processes with ``TF_CONFIG``."""
-    workers = [f"127.0.0.1:{free_port()}" for _ in range(world_size)]
+    workers = [f"127.0.0.1:{port}" for port in free_ports(world_size)]
     commands = [
         (
             [sys.executable, str(WORKER), *arguments],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from bytescheduler._ports import free_port
 
 pytest.importorskip("torch")
 
@@ -55,12 +56,6 @@ with open(f"{output}.{dist.get_rank()}", "w") as file:
     json.dump(result, file)
 dist.destroy_process_group()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def train(folder: Path, mode: str) -> list[dict[str, object]]:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from bytescheduler._ports import free_port, free_ports
 from bytescheduler.doctor.probe import MARK
 from bytescheduler.tuning.processes import started
 
@@ -152,17 +152,11 @@ def _program(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((ADDRESS, 0))
-        return probe.getsockname()[1]
-
-
 # -- two ranks of each engine
 
 
 def _torch() -> list[Command]:
-    port = str(_free_port())
+    port = str(free_port(ADDRESS))
     shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": ADDRESS, "MASTER_PORT": port}
     return [
         (_probe("torch"), {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -171,7 +165,7 @@ def _torch() -> list[Command]:
 
 
 def _tensorflow() -> list[Command]:
-    workers = [f"{ADDRESS}:{_free_port()}" for _ in range(RANKS)]
+    workers = [f"{ADDRESS}:{port}" for port in free_ports(RANKS, ADDRESS)]
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     return [
         (
@@ -201,7 +195,7 @@ def _mpi() -> list[Command]:
 def _kvstore() -> list[Command]:
     shared = {
         "DMLC_PS_ROOT_URI": ADDRESS,
-        "DMLC_PS_ROOT_PORT": str(_free_port()),
+        "DMLC_PS_ROOT_PORT": str(free_port(ADDRESS)),
         "DMLC_NUM_WORKER": str(RANKS),
         "DMLC_NUM_SERVER": "1",
     }
