@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from side_by_side import SMALL, batches
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -26,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import bytescheduler.torch as bs
 
 MODES = ("priority", "fifo", "barrier")
+SMALL = {"partition_size": 512, "credit_size": 2048}
 NO_DIFFERENCE: dict[str, Any] = {mode: {} for mode in MODES}
 
 Outcome = dict[str, torch.Tensor]
@@ -72,6 +72,12 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, 1e-2)
+
+
+def batches(rank: int, count: int, make: Callable[[torch.Generator], Any]) -> list[Any]:
+    """``count`` batches of this rank, the same in every run."""
+    generator = torch.Generator().manual_seed(1000 + rank)
+    return [make(generator) for _ in range(count)]
 
 
 def plain_loop(model: Any, optimizer: Any, data: list[Any], loss: Callable[..., Any]) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from cases import Case, Rows, classify, numbered, plain_loop, sgd
-from side_by_side import SMALL
+from cases import SMALL, Case, Rows, classify, numbered, plain_loop, sgd
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

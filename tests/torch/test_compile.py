@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import MODES, Case, Rows, adam, classify, differences, numbered, outcome
-from side_by_side import SMALL
+from cases import MODES, SMALL, Case, Rows, adam, classify, differences, numbered, outcome
 from torch import nn
 from torch.nn import functional as F
 

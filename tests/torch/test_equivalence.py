@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import side_by_side
 import torch
+from cases import Case, check_case
 from torch import nn
 from torch.nn import functional as F
 
 pytestmark = pytest.mark.multiprocess
-STEPS = 6
 
 
 class Images(nn.Module):
@@ -87,19 +86,15 @@ def _tokens(g: torch.Generator) -> Any:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def classify(model: Any, batch: Any) -> torch.Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1])
-
-
 def predict(model: Any, batch: Any) -> torch.Tensor:
     return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
 
 
-MODELS: dict[str, Any] = {
-    "images": (Images, _images, classify, {}),
-    "language": (Language, _tokens, predict, {}),
-    "recurrent": (Recurrent, _sequences, classify, {}),
-    "experts": (Experts, _rows, classify, {"find_unused_parameters": True}),
+MODELS: dict[str, dict[str, Any]] = {
+    "images": {"model": Images, "batch": _images},
+    "language": {"model": Language, "batch": _tokens, "loss": predict},
+    "recurrent": {"model": Recurrent, "batch": _sequences},
+    "experts": {"model": Experts, "batch": _rows, "ddp": {"find_unused_parameters": True}},
 }
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
@@ -117,24 +112,31 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def scenario(rank: int, model: str, optimizer: str, options: dict[str, Any]) -> dict[str, float]:
-    make, batch, loss, ddp = MODELS[model]
-    data = side_by_side.batches(rank, STEPS, batch)
-    return side_by_side.compare(make(), OPTIMIZERS[optimizer], data, loss, ddp=ddp, **options)
+CASES = {
+    **{name: Case(optimizer=OPTIMIZERS["AdamW"], **model) for name, model in MODELS.items()},
+    **{
+        name: Case(optimizer=make, modes=("priority",), **MODELS["images"])
+        for name, make in OPTIMIZERS.items()
+    },
+    **{
+        f"{name}, to rounding": Case(
+            optimizer=OPTIMIZERS["SGD"], modes=("priority",), tolerance=1e-4, **model
+        )
+        for name, model in MODELS.items()
+    },
+}
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("mode", ["priority", "fifo", "barrier"])
-def test_models_train_to_the_same_bits(two_ranks, model, mode):
-    assert two_ranks.run(scenario, model, "AdamW", {"mode": mode}) == [{}, {}]
+def test_models_train_to_the_same_bits(two_ranks, model):
+    check_case(two_ranks, __name__, model)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_train_to_the_same_bits(two_ranks, optimizer):
-    assert two_ranks.run(scenario, "images", optimizer, {}) == [{}, {}]
+    check_case(two_ranks, __name__, optimizer)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_three_ranks_agree_to_rounding(three_ranks, model):
-    for found in three_ranks.run(scenario, model, "SGD", {}):
-        assert all(difference < 1e-4 for difference in found.values()), found
+    check_case(three_ranks, __name__, f"{model}, to rounding")

@@ -387,8 +387,7 @@ def test_training_gives_the_same_bits(two_ranks, name):
 
 
 def gradients_seen(rank: int, mode: str) -> bool:
-    from cases import rows
-    from side_by_side import SMALL
+    from cases import SMALL, rows
 
     import bytescheduler.torch as bs
 

@@ -8,8 +8,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from cases import MODES, Case, Rows, adam, classify, differences, numbered, outcome, plain_loop, sgd
-from side_by_side import SMALL
+from cases import (
+    MODES,
+    SMALL,
+    Case,
+    Rows,
+    adam,
+    classify,
+    differences,
+    numbered,
+    outcome,
+    plain_loop,
+    sgd,
+)
 from torch import nn
 from torch.nn import functional as F
 

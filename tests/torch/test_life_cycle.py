@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 from cases import (
     MODES,
+    SMALL,
     Case,
     Rows,
     adam,
+    batches,
     classify,
     core,
     differences,
@@ -28,7 +30,6 @@ from cases import (
     train_ddp,
     train_ours,
 )
-from side_by_side import SMALL, batches
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

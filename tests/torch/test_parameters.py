@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from cases import MODES, Case, Rows, adam, check_case, classify, differences, outcome, sgd
-from side_by_side import SMALL, batches
+from cases import (
+    MODES,
+    SMALL,
+    Case,
+    Rows,
+    adam,
+    batches,
+    check_case,
+    classify,
+    differences,
+    outcome,
+    sgd,
+)
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel

@@ -15,6 +15,7 @@ import torch
 from cases import (
     MODES,
     NO_DIFFERENCE,
+    SMALL,
     Case,
     Rows,
     adam,
@@ -30,7 +31,6 @@ from cases import (
     sgd,
     step_of,
 )
-from side_by_side import SMALL
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
