@@ -22,10 +22,11 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import IO, Final
 
 from bytescheduler._dmlc import NUM_SERVER, NUM_WORKER, PORT, ROLE, URI
+from bytescheduler._ports import free_port
 from bytescheduler.exceptions import ConfigurationError
 
 __all__ = ["Process", "add_arguments", "plan", "run"]
@@ -33,7 +34,7 @@ __all__ = ["Process", "add_arguments", "plan", "run"]
 SERVE: Final = "from bytescheduler._mxnet_import import load; load()"
 FIRST_REMOTE_PORT: Final = 9091
 GRACE: Final = 5.0  # seconds from SIGTERM to SIGKILL
-LINGER: Final = 10.0  # seconds that servers may take to stop after the last worker
+LINGER: Final = 10.0  # seconds that may pass between the ends of two processes of a job
 LOCAL: Final = ("localhost", "127.0.0.1")
 FAILED: Final = 1
 INTERRUPTED: Final = 130
@@ -130,6 +131,7 @@ def plan(
         PORT: str(port or _default_port(hosts)),
         NUM_SERVER: str(servers),
         NUM_WORKER: str(workers),
+        "PYTHONUNBUFFERED": "1",
     }
     serve = (sys.executable, "-c", SERVE)
     places = hosts or [None]
@@ -187,11 +189,7 @@ def _address(hosts: Sequence[str]) -> str:
 
 
 def _default_port(hosts: Sequence[str]) -> int:
-    if hosts:
-        return FIRST_REMOTE_PORT
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return FIRST_REMOTE_PORT if hosts else free_port()
 
 
 class _Job:
@@ -210,12 +208,19 @@ class _Job:
         for process in self._processes:
             self._start(process)
         workers = sum(process.role == "worker" for process in self._processes)
+        early: Process | None = None
         while workers:
-            process, code = self._ended.get()
-            if code != 0 or process.role != "worker":
-                self._say(f"{process.name}{_where(process)} {_fate(code)}; stopping the others")
-                return FAILED
-            workers -= 1
+            try:
+                process, code = self._ended.get(timeout=LINGER if early else None)
+            except Empty:
+                assert early is not None
+                return self._fail(early, "ended before the workers")
+            if code != 0:
+                return self._fail(process, _fate(code))
+            if process.role == "worker":
+                workers -= 1
+            else:  # all roles leave together; this one was a little faster, or the workers hang
+                early = process
         self._await_servers()
         return 0
 
@@ -231,7 +236,7 @@ class _Job:
     def _start(self, process: Process) -> None:
         child = subprocess.Popen(
             self._command(process),
-            env={**os.environ, **process.environment, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **process.environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -265,6 +270,10 @@ class _Job:
     def _await_servers(self) -> None:
         _wait(self._running.values(), LINGER)
 
+    def _fail(self, process: Process, fate: str) -> int:
+        self._say(f"{process.name}{_where(process)} {fate}; stopping the others")
+        return FAILED
+
     def _say(self, text: str) -> None:
         with self._printing:
             print(f"bytescheduler launch: {text}", file=sys.stderr, flush=True)
@@ -277,7 +286,7 @@ def _where(process: Process) -> str:
 def _fate(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with status {code}" if code else "ended before the workers"
+    return f"ended with status {code}"
 
 
 def _signal(child: subprocess.Popen[str], number: signal.Signals) -> None:
