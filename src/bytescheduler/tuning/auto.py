@@ -18,7 +18,8 @@ What makes it safe to leave on:
 * Every second lost against the best settings known is counted, switches and the tuner's own
   computing included, against a budget of 1 % of 5,000 iterations for each search and 2 % of the
   run in all. A search that has spent its budget goes straight to the decision; a sample that
-  loses too much is broken off, and chunks smaller than hopelessly slow ones are not tried.
+  loses too much is broken off, and chunks smaller than hopelessly slow ones are not tried, now or
+  in later searches.
 * In the search the best settings so far are measured again now and then; if they have changed,
   what was measured before is forgotten.
 
@@ -65,8 +66,9 @@ TURN_ITERATIONS: Final = (8, 48)  # at least and at most
 DECISION_ERROR: Final = 0.003  # standard error that all turns together aim for, relative
 CONTESTANT: Final = 0.06  # relative distance from the best that still lets it take part
 WINDOW: Final = 20  # iterations that drift is judged by
-WINDOWS: Final = 2  # in a row, beyond the threshold
+WINDOWS: Final = 3  # in a row, beyond the threshold
 DRIFT: Final = 0.06  # relative change of the iteration time that counts
+LEVELS: Final = 16  # windows that tell how much the iteration time wanders by itself
 EXPECTED_ITERATIONS: Final = 5000
 SEARCH_BUDGET: Final = 0.01  # of EXPECTED_ITERATIONS, for one search
 TOTAL_BUDGET: Final = 0.02  # of the run, at least of EXPECTED_ITERATIONS
@@ -101,6 +103,7 @@ class AutoTuner:
         self.settings = initial
         self.samples: list[Sample] = []
         self.searching = True
+        self._earlier: dict[Settings, Sample] = {}  # what earlier searches measured last
         self._space = space
         self._candidates = space.candidates()
         self._features = np.array([features(settings) for settings in self._candidates])
@@ -167,7 +170,7 @@ class AutoTuner:
         yield from self._skip(START_UP - 1)
         while True:
             self.searching = True
-            self.samples, self._search_times = [], []
+            self._forget()
             yield from self._search()
             expected = {sample.settings: sample for sample in self._measured()}
             winner = yield from self._decide()
@@ -199,6 +202,8 @@ class AutoTuner:
         for settings in dict.fromkeys([*known, barrier, self._space.users, default]):
             yield from self._sample(settings)
         for settings in self._space.first_guesses:
+            if settings.partition_size <= self._smallest():
+                return
             if settings not in {sample.settings for sample in self.samples}:
                 sample = yield from self._sample(settings)
                 if sample.seconds > (1 + CLEARLY_BAD) * self._best().seconds:
@@ -209,8 +214,14 @@ class AutoTuner:
         best = self._best()
         sample = yield from self._sample(best.settings)
         if _differ(sample, best):
-            self.samples, self._search_times = [sample], []
+            self._forget()
+            self.samples.append(sample)
             yield from self._begin()
+
+    def _forget(self) -> None:
+        """Begin anew; what was measured tells only how much small chunks cost."""
+        self._earlier.update((sample.settings, sample) for sample in self.samples)
+        self.samples, self._search_times = [], []
 
     def _ask(self) -> Settings | None:
         """Where the most improvement is expected; None where hardly any is."""
@@ -223,12 +234,25 @@ class AutoTuner:
         best = float(np.min(process.posterior(points)[0]))  # the least measured may be luck
         gain = expected_improvement(*process.posterior(self._features), best)
         known = {sample.settings for sample in measured}
-        smallest = _smallest(measured)
-        gain[[item in known or item.partition_size < smallest for item in self._candidates]] = 0.0
+        smallest = self._smallest()
+        gain[[item in known or item.partition_size <= smallest for item in self._candidates]] = 0.0
         near = gain * self._near(fastest.settings)
         local = len(self.samples) % 3 > 0 and float(np.max(near)) > NEGLIGIBLE
         index = int(np.argmax(near if local else gain))
         return self._candidates[index] if gain[index] > NEGLIGIBLE else None
+
+    def _smallest(self) -> int:
+        """The smallest partition worth trying: the largest that cost too much, below the best's."""
+        best = self._best()
+        return max(
+            (
+                sample.settings.partition_size
+                for sample in (*self.samples, *self._earlier.values())
+                if sample.seconds > HOPELESS * best.seconds
+                and sample.settings.partition_size < best.settings.partition_size
+            ),
+            default=0,
+        )
 
     def _near(self, settings: Settings) -> npt.NDArray[np.float64]:
         """1 for candidates at most an octave away under the same schedule, 0 for others."""
@@ -267,18 +291,21 @@ class AutoTuner:
         ]
 
     def _watch(self, reference: Sample) -> Run:
-        """Return when the iteration time has left its level for good and a search is affordable."""
+        """Return when the iteration time has left its level for good and a search is affordable.
+
+        On a machine that is shared, iteration times wander; what they do anyway is no change.
+        """
         yield from self._skip(WARM_UP)
-        window: deque[float] = deque(maxlen=WINDOW)
-        threshold = max(DRIFT, 6 * reference.error)
+        levels: deque[float] = deque(maxlen=LEVELS)  # relative to the reference
         beyond = 0
         while True:
-            window.append((yield from self._iteration()))
-            if len(window) < WINDOW:
-                continue
-            changed = abs(median(window) / reference.seconds - 1.0) > threshold
-            beyond = beyond + 1 if changed else 0
-            window.clear()
+            window = []
+            for _ in range(WINDOW):
+                window.append((yield from self._iteration()))  # noqa: PERF401 - a generator
+            levels.append(median(window) / reference.seconds)
+            wandering = summarise(reference.settings, levels).spread
+            threshold = max(DRIFT, 6 * reference.error, 3 * wandering)
+            beyond = beyond + 1 if abs(levels[-1] - 1.0) > threshold else 0
             if beyond >= WINDOWS and self._affordable():
                 return
 
@@ -341,20 +368,6 @@ class AutoTuner:
             lost < SEARCH_BUDGET * EXPECTED_ITERATIONS * best
             and self.spent + lost < TOTAL_BUDGET * run
         )
-
-
-def _smallest(samples: Sequence[Sample]) -> int:
-    """The smallest partition worth trying: the largest that cost too much, below the best's."""
-    best = min(samples, key=lambda sample: sample.seconds)
-    return max(
-        (
-            sample.settings.partition_size
-            for sample in samples
-            if sample.seconds > HOPELESS * best.seconds
-            and sample.settings.partition_size < best.settings.partition_size
-        ),
-        default=0,
-    )
 
 
 def _done(
