@@ -14,7 +14,7 @@ COMMANDS = {
     "real": "real compute on the CPU over a shaped link",
     "drift": "the links change their rate while mode auto trains",
     "core": "our own overhead: time per chunk, memory",
-    "loopback": "a small model without shaping, beside DistributedDataParallel",
+    "loopback": "a small model without shaping, where there is nothing to gain",
     "exchange": "one chunk over Gloo: sent straight, and by all_reduce",
     "scaling": "curves to thousands of workers, from the simulator",
     "demo": "train on digits, without and with scheduling",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from statistics import fmean
 from typing import Any
@@ -51,16 +51,9 @@ class Lab:
             BenchmarkError: the system failed; its workers are gone, others are unharmed.
         """
         compute_s = sum(layer.forward_s + layer.backward_s for layer in job.layers)
-        command = {
-            "do": "measure",
-            "system": system,
-            "settings": dict(settings),
-            "job": job.to_json(),
-            "warmup": warmup,
-            "iterations": iterations,
-        }
         timeout_s = TIMEOUT_S + SLOWEST * compute_s * (warmup + iterations)
-        return self._slowest(system, settings, command, timeout_s)
+        work = {"job": job.to_json(), "warmup": warmup, "iterations": iterations}
+        return _slowest(self._do("measure", system, settings, work, timeout_s))
 
     def measure_task(
         self,
@@ -76,18 +69,9 @@ class Lab:
 
         With ``settle``, a system that learns does so first, in the same session.
         """
-        command = {
-            "do": "measure",
-            "system": system,
-            "settings": dict(settings),
-            "task": task,
-            "warmup": warmup,
-            "iterations": iterations,
-            "settle": settle,
-        }
-        return self._slowest(
-            system, settings, command, SETTLE_TIMEOUT_S if settle else 2 * TIMEOUT_S
-        )
+        timeout_s = SETTLE_TIMEOUT_S if settle else 2 * TIMEOUT_S
+        work = {"task": task, "warmup": warmup, "iterations": iterations, "settle": settle}
+        return _slowest(self._do("measure", system, settings, work, timeout_s))
 
     def settle(
         self, system: str, job: Job, settings: Mapping[str, Any], *, times: int = 1
@@ -100,31 +84,25 @@ class Lab:
         Raises:
             BenchmarkError: the system failed or did not end in time.
         """
-        command = {
-            "do": "settle",
-            "system": system,
-            "settings": dict(settings),
-            "job": job.to_json(),
-            "times": times,
-        }
-        return self._call(self._key(system, settings), command, SETTLE_TIMEOUT_S)[0]["history"]
+        work = {"job": job.to_json(), "times": times}
+        return self._do("settle", system, settings, work, SETTLE_TIMEOUT_S)[0]["history"]
 
     def layers_of(self, task: str) -> list[dict[str, Any]]:
         """Layers of a real task, with their times on rank 0."""
         answers = self._pool(self._key("ddp", {})).call({"do": "layers", "task": task}, TIMEOUT_S)
         return answers[0]["layers"]
 
-    def _slowest(
+    def _do(
         self,
+        what: str,
         system: str,
         settings: Mapping[str, Any],
-        command: Mapping[str, Any],
+        work: Mapping[str, Any],
         timeout_s: float,
-    ) -> float:
-        answers = self._call(self._key(system, settings), command, timeout_s)
-        return max(fmean(answer["seconds"]) for answer in answers)
-
-    def _call(self, key: str, command: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+    ) -> list[dict[str, Any]]:
+        """Answers of all ranks; after a failure the workers are gone."""
+        key = self._key(system, settings)
+        command = {"do": what, "system": system, "settings": dict(settings), **work}
         try:
             return self._pool(key).call(command, timeout_s)
         except BenchmarkError:
@@ -158,6 +136,10 @@ class Lab:
         _, context = self._pools.pop(key, (None, None))
         if context is not None:
             context.__exit__(None, None, None)
+
+
+def _slowest(answers: Sequence[Mapping[str, Any]]) -> float:
+    return max(fmean(answer["seconds"]) for answer in answers)
 
 
 @contextmanager

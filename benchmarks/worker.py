@@ -26,8 +26,6 @@ Answer = dict[str, Any]
 def main() -> None:
     """Read commands until standard input ends."""
     die_with_parent()
-    if os.environ.get("PIN"):
-        os.sched_setaffinity(0, {int(os.environ.get("RANK", 0)) % os.cpu_count()})
     answers = _private_stdout()
     for line in sys.stdin:
         print(json.dumps(_obey(json.loads(line))), file=answers, flush=True)

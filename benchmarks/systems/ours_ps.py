@@ -21,4 +21,4 @@ class PrioritySystemOverServers(PrioritySystem):
 
     def environment(self, settings: Mapping[str, Any]) -> dict[str, str]:
         """A job of parameter servers lasts as long as its connection: one for each setting."""
-        return {"BENCHMARK_PARTITION_SIZE": str(settings["partition_size"])}
+        return {"BENCHMARK_PARTITION_SIZE": str(settings.get("partition_size"))}
