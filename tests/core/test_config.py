@@ -132,6 +132,16 @@ def test_configuration_errors_are_value_errors_of_our_tree():
     assert isinstance(caught.value, ByteSchedulerError)
 
 
+@pytest.mark.parametrize("megabytes", [1, 2, 8, 1024])
+def test_an_engine_of_stages_gets_a_chunk_for_each(megabytes):
+    size = megabytes << 20
+    for bandwidth in (None, 3e8):
+        known = {"model_bytes": size, "bandwidth": bandwidth, "environ": {}}
+        least = resolve_settings(least_chunks=4, **known)
+        assert -(-size // least.partition_size) >= 4
+        assert least.partition_size <= resolve_settings(**known).partition_size
+
+
 @pytest.mark.parametrize(
     ("bandwidth", "partition"),
     [(1e6, 64 << 10), (13.4e6, 128 << 10), (28e6, 256 << 10), (118e6, 1 << 20), (1e12, 4 << 20)],

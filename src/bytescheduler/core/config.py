@@ -131,6 +131,7 @@ def resolve_settings(
     trace: str | None = None,
     model_bytes: int | None = None,
     bandwidth: float | None = None,
+    least_chunks: int = 1,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Merge keyword arguments, environment and defaults.
@@ -141,6 +142,7 @@ def resolve_settings(
     Args:
         model_bytes: bytes of all gradients of one rank, where known.
         bandwidth: bytes per second between ranks, where known.
+        least_chunks: as the transport has it.
 
     Raises:
         ConfigurationError: a value breaks a rule; the message names its source.
@@ -152,7 +154,8 @@ def resolve_settings(
     if partition is None and credit is None and mode == "barrier":
         partition, credit = BARRIER_PARTITION_SIZE, BARRIER_CREDIT_SIZE
     if partition is None:
-        partition = min(default_partition(model_bytes, bandwidth), credit or PARTITION_LIMITS[1])
+        fitting = default_partition(model_bytes, bandwidth, least_chunks)
+        partition = min(fitting, credit or PARTITION_LIMITS[1])
     return Settings(
         partition_size=partition,
         credit_size=credit or CHUNKS_PER_CREDIT * partition,
@@ -161,20 +164,24 @@ def resolve_settings(
     )
 
 
-def default_partition(model_bytes: int | None = None, bandwidth: float | None = None) -> int:
+def default_partition(
+    model_bytes: int | None = None, bandwidth: float | None = None, least_chunks: int = 1
+) -> int:
     """Bytes per chunk for a start: a power of two that takes about 10 ms on the wire.
 
     Between 64 KiB and 4 MiB, and at most half of the model, unless all of it takes less than that:
-    then it is not cut at all. Smaller chunks let urgent ones overtake sooner, larger ones cost
-    less; what is best for a job is measured (``mode="auto"``).
+    then it is cut into ``least_chunks``, on most engines not at all. Smaller chunks let urgent ones
+    overtake sooner, larger ones cost less; what is best for a job is measured (``mode="auto"``).
     """
     low, high = PARTITION_LIMITS
     size = DEFAULT_PARTITION_SIZE
     if bandwidth is not None:
         size = min(max(1 << round(log2(max(1.0, bandwidth * CHUNK_S))), low), high)
-    if model_bytes is None or (bandwidth is not None and model_bytes < bandwidth * CHUNK_S):
+    if model_bytes is None:
         return size
-    return max(low, min(size, model_bytes // CHUNKS_PER_MODEL))
+    short = bandwidth is not None and model_bytes < bandwidth * CHUNK_S
+    pieces = least_chunks if short else max(CHUNKS_PER_MODEL, least_chunks)
+    return size if pieces == 1 else max(low, min(size, model_bytes // pieces))
 
 
 def _size(value: int | str | None, env: Mapping[str, str], name: str, variable: str) -> int | None:

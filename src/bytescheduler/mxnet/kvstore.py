@@ -361,7 +361,9 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
 
         probe = np.zeros(min(staging.nbytes, PROBE_BYTES), np.uint8)
         rate = timed_broadcast(transport, lambda: transport.broadcast(probe), probe.nbytes)
-        settings = self._resolve(model_bytes=staging.nbytes, bandwidth=rate)
+        settings = self._resolve(
+            model_bytes=staging.nbytes, bandwidth=rate, least_chunks=transport.least_chunks
+        )
         self.settings = sizes_of_rank_0(transport, settings)
         return rate
 

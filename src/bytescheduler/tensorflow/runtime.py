@@ -30,7 +30,11 @@ class Resolve(Protocol):
     """``resolve_settings`` with the user's values filled in."""
 
     def __call__(
-        self, *, model_bytes: int | None = None, bandwidth: float | None = None
+        self,
+        *,
+        model_bytes: int | None = None,
+        bandwidth: float | None = None,
+        least_chunks: int = 1,
     ) -> Settings: ...
 
 
@@ -149,7 +153,11 @@ class Runtime:
         self._bandwidth = timed_broadcast(
             self.transport, lambda: self._broadcast(result), sum(array.nbytes for array in arrays)
         )
-        settings = resolve(model_bytes=self._total_bytes, bandwidth=self._bandwidth)
+        settings = resolve(
+            model_bytes=self._total_bytes,
+            bandwidth=self._bandwidth,
+            least_chunks=self.transport.least_chunks,
+        )
         self._settings = sizes_of_rank_0(self.transport, settings)
         return result
 

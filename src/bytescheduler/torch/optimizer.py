@@ -103,6 +103,7 @@ class ScheduledOptimizer(Optimizer):
                 trace=trace,
                 model_bytes=_gradient_bytes(optimizer),
                 bandwidth=bandwidth,
+                least_chunks=end.least_chunks,
             )
 
         def proposal() -> Proposal:

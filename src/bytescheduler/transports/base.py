@@ -45,11 +45,14 @@ class Transport(ABC):
             engine's own wait cannot be ended, it ends when rank 0 stops or its process ends.
         reentrant: whether the engine may be called from several threads, and from inside ``done``.
             That saves the hand-over to another thread, which costs more than ``start`` itself.
+        least_chunks: into how many a model is cut by default, however short its exchange; more than
+            one where a chunk passes stages (push, pull) that others can use meanwhile.
     """
 
     ordered: bool
     negotiates: bool = False
     interruptible: ClassVar[bool] = True
+    least_chunks: ClassVar[int] = 1
     reentrant: bool = False
     rank: int
     world_size: int

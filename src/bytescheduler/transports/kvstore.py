@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -72,6 +72,7 @@ class KVStoreTransport(Transport):
     """
 
     ordered: bool = False
+    least_chunks: ClassVar[int] = 4  # two per stage
 
     def __init__(
         self,
