@@ -11,7 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -64,21 +64,17 @@ def _train(
     """Train over the change of rate; the settings of each iteration after it."""
     bar = progress.add_task("settling at the first rate", total=None)
     lab.shape(job.gradient_bytes / (args.before * args.compute))
+    memory = Path(AutoSystem().environment({})["XDG_CACHE_HOME"])
     with ThreadPoolExecutor(1) as executor:
         training = executor.submit(lab.settle, AutoSystem.name, job, {}, times=2)
-        _await_first_decision(training)
+        while not remembered(memory) and not training.done():
+            time.sleep(LOOK_S)
         lab.shape(job.gradient_bytes / (args.after * args.compute))
         changed = time.time()
         progress.update(bar, description="settling at the second rate")
         history = training.result()
     progress.remove_task(bar)
     return [entry for entry in history if entry["at"] > changed]
-
-
-def _await_first_decision(training: Future[Any]) -> None:
-    folder = Path(AutoSystem().environment({})["XDG_CACHE_HOME"])
-    while not remembered(folder) and not training.done():
-        time.sleep(LOOK_S)
 
 
 def _measure(
