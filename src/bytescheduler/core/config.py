@@ -72,6 +72,11 @@ class Settings:
     mode: Mode = "priority"
     trace: str | None = None
 
+    @property
+    def growing(self) -> bool:
+        """Whether chunks grow from the head of the buffer, as those there are the most urgent."""
+        return self.mode in ("priority", "auto")
+
     def __post_init__(self) -> None:
         for name in ("partition_size", "credit_size"):
             value = getattr(self, name)

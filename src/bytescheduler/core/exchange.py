@@ -300,8 +300,7 @@ class Exchange:
             self._rounds += 1
 
     def _adopt(self, settings: Settings) -> Plan:
-        growing = settings.mode in ("priority", "auto")
-        plan = self.layout.cut(settings.partition_size, growing=growing)
+        plan = self.layout.cut(settings.partition_size, growing=settings.growing)
         self._handles = [
             self._transport.prepare(
                 chunk.index, self._buffers[chunk.buffer][chunk.start : chunk.stop]

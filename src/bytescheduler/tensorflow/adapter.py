@@ -3,7 +3,8 @@
 Every method runs while a graph is being built, or in eager mode at once; what runs inside a step
 is in ``runtime.py``. Gates and posts are stateful ``numpy_function`` nodes, which TensorFlow keeps
 in program order, so gradients are posted in the reverse of the forward order: the order in which
-backward produces them. Variables of one layer share a gate and a post.
+backward produces them. Variables of one layer share a gate and a post, and so do neighbouring
+layers whose gradients travel in one chunk: none of them is sent, or comes back, before the others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bytescheduler.core import ParameterSpec
+from bytescheduler.core import ParameterSpec, Plan
 from bytescheduler.exceptions import UsageError
 from bytescheduler.tensorflow.runtime import Resolve, Runtime
 from bytescheduler.tensorflow.servers import refuse_wrong_order
@@ -54,13 +55,12 @@ class Adapter:
         if not optimizer.built:
             optimizer.build(self._variables)
         self._whole = whole_update or not is_separable(optimizer, self._variables)
-        self._units, self._unit_of = _units(self._variables)
         self._position = {
             optimizer._var_key(variable): index for index, variable in enumerate(self._variables)
         }
         self._step = StepState(optimizer)
         self._traces = Traces()
-        self._used: dict[int, None] = {}  # units that a forward has read, in that order
+        self._read: dict[int, None] = {}  # variables that a forward has read, in that order
         self._updating = False
         self._closed = False
         if transport == "kvstore":
@@ -76,6 +76,7 @@ class Adapter:
         except BaseException:
             self.runtime.close()
             raise
+        self._units, self._unit_of = _units(self._variables, self.runtime.first_plan())
         gate(self._variables, self._on_use)
         _forget_traces(model)
         atexit.register(self.runtime.close)
@@ -86,11 +87,10 @@ class Adapter:
         """Gate a variable's unit: in eager mode at once, else in the graph that is being built."""
         if self._updating or self._closed:
             return
-        unit = self._unit_of[index]
         if is_taped():
-            self._used.setdefault(unit)
+            self._read.setdefault(index)
         if not self._whole:
-            self._gate(unit)
+            self._gate(self._unit_of[index])
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, gradients: Any, variables: Any) -> None:
@@ -168,12 +168,11 @@ class Adapter:
             self._update(self._units[unit])
 
     def _ungated(self, gradients: dict[int, Any]) -> list[int]:
-        """Units with gradients that no forward has read: theirs was traced before the wrapping.
+        """Units with gradients of what no forward has read: that was traced before the wrapping.
 
         Such a graph has no gate, so its weights must be current when the step ends.
         """
-        given = {self._unit_of[index] for index in gradients}
-        return sorted(given.difference(self._used))
+        return sorted({self._unit_of[index] for index in gradients if index not in self._read})
 
     def _apply_whole(self, gradients: dict[int, Any]) -> None:
         self._post(gradients)
@@ -261,8 +260,8 @@ class Adapter:
             return self.optimizer._var_key(variable)
 
     def _forward_units(self) -> list[int]:
-        rest = [unit for unit in range(len(self._units)) if unit not in self._used]
-        return [*self._used, *rest]
+        read = [self._unit_of[index] for index in self._read]
+        return list(dict.fromkeys([*read, *range(len(self._units))]))
 
     def _forward_order(self) -> list[int]:
         return [index for unit in self._forward_units() for index in self._units[unit]]
@@ -289,16 +288,25 @@ def _forget_traces(model: Any) -> None:
             layer.train_function = layer.test_function = layer.predict_function = None
 
 
-def _units(variables: Sequence[Any]) -> tuple[list[list[int]], list[int]]:
-    """Group variables by the layer that owns them: one gate and one post per group."""
+def _units(variables: Sequence[Any], plan: Plan) -> tuple[list[list[int]], list[int]]:
+    """Group variables by owner, and owners by chunk: one gate and one post per group."""
     owners: dict[str, list[int]] = {}
     for index, variable in enumerate(variables):
         owners.setdefault(variable.path.rpartition("/")[0], []).append(index)
+    units: list[list[int]] = []
+    before: set[int] = set()  # chunks of the last owner
+    for indices in owners.values():
+        chunks = {chunk for index in indices for chunk in plan.chunks_of[index]}
+        if len(chunks) == 1 and chunks == before:
+            units[-1] += indices
+        else:
+            units.append(indices)
+        before = chunks
     unit_of = [0] * len(variables)
-    for unit, indices in enumerate(owners.values()):
+    for unit, indices in enumerate(units):
         for index in indices:
             unit_of[index] = unit
-    return list(owners.values()), unit_of
+    return units, unit_of
 
 
 def _spec(variable: Any) -> ParameterSpec:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bytescheduler.core import Exchange, Layout, ParameterSpec, Settings, TraceRecorder
+from bytescheduler.core import Exchange, Layout, ParameterSpec, Plan, Settings, TraceRecorder
 from bytescheduler.exceptions import RankMismatchError, UsageError
 from bytescheduler.transports import Transport, name_of
 from bytescheduler.tuning import make_tuner, sizes_of_rank_0, timed_broadcast
@@ -71,6 +71,10 @@ class Runtime:
     def failed(self) -> bool:
         """Whether the exchange has broken down."""
         return self._exchange is not None and self._exchange.error is not None
+
+    def first_plan(self) -> Plan:
+        """How the buffers will be cut, as far as it is known before the forward order is."""
+        return Layout(self._specs).cut(self.settings.partition_size, growing=self.settings.growing)
 
     def start(self, order: Sequence[int]) -> None:
         """Agree on rank 0's forward ``order`` and begin to exchange (collective, once)."""
