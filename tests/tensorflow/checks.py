@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 8)).astype("float32")
 Y = RNG.normal(size=(64, 2)).astype("float32")
 Check = Callable[[], None]
+OWN_GATES = 64  # bytes per chunk: less than any layer has, so that none shares its gate
 
 
 def alone(optimizer: Any, model: Any, **options: Any) -> Any:
@@ -175,11 +177,11 @@ def _branch_step(model: Any, optimizer: Any) -> None:
     )
 
 
-def unused_on_some_ranks(optimizer: Any) -> None:
+def unused_on_some_ranks(optimizer: Any, partition_size: int | None = None) -> None:
     """What one rank uses is updated on all; what none uses is left alone by decay too."""
     model = Branch()
     model.build((None, 8))
-    scheduled = bs.ScheduledOptimizer(optimizer, model)
+    scheduled = bs.ScheduledOptimizer(optimizer, model, partition_size=partition_size)
     before = [weight.copy() for weight in model.get_weights()]
     step = tf.function(_branch_step)
     for _ in range(3):
@@ -193,7 +195,8 @@ def unused_on_some_ranks(optimizer: Any) -> None:
 
 
 def unused_on_some_ranks_later() -> None:
-    unused_on_some_ranks(ko.AdamW(0.01, weight_decay=0.1))
+    for size in (None, OWN_GATES):
+        unused_on_some_ranks(ko.AdamW(0.01, weight_decay=0.1), size)
 
 
 def unused_on_some_ranks_whole() -> None:
@@ -258,7 +261,13 @@ def fit(model: Any, optimizer: Any, targets: Any = Y, **options: Any) -> Any:
     ).history
 
 
-def as_plain(make_model: Callable[[], Any], make: Callable[[], Any], **options: Any) -> None:
+def as_plain(
+    make_model: Callable[[], Any],
+    make: Callable[[], Any],
+    *,
+    partition_size: int | None = None,
+    **options: Any,
+) -> None:
     keras.utils.set_random_seed(1)
     plain = make_model()
     keras.utils.set_random_seed(1)
@@ -267,7 +276,7 @@ def as_plain(make_model: Callable[[], Any], make: Callable[[], Any], **options: 
     keras.utils.set_random_seed(2)
     expected = fit(plain, make(), targets, **options)
     keras.utils.set_random_seed(2)
-    optimizer = alone(make(), ours)
+    optimizer = alone(make(), ours, partition_size=partition_size)
     history = fit(ours, optimizer, targets, **options)
     assert difference(plain, ours) < 1e-6
     np.testing.assert_allclose(history["val_loss"], expected["val_loss"], rtol=1e-5)
@@ -383,7 +392,16 @@ def every_optimizer_feature() -> None:
 
 def every_kind_of_model() -> None:
     for name, make in MODELS.items():
-        with_context(name, lambda make=make: as_plain(make, lambda: ko.AdamW(0.01)))
+        for size in (None, OWN_GATES):
+            train = partial(as_plain, make, lambda: ko.AdamW(0.01), partition_size=size)
+            with_context(f"{name}, partition size {size}", train)
+
+
+def neighbours_share_a_gate_where_one_chunk_holds_them() -> None:
+    for size, gates in ((None, 1), (OWN_GATES, 2)):
+        optimizer = alone(ko.SGD(0.1), dense(), partition_size=size)
+        assert len(optimizer._adapter._units) == gates
+        optimizer.close()
 
 
 def run_eagerly_and_several_steps_per_execution() -> None:
@@ -493,11 +511,12 @@ def wrapped_after_keras_traced_its_steps() -> None:
 
 def wrapped_after_the_forward_was_traced() -> None:
     """A forward that was traced before has no gates: its weights are updated within ``apply``."""
-    for decorate in (lambda function: function, tf.function):
+    ways = product((_traced_whole, _traced_in_part), (lambda function: function, tf.function))
+    for trace, decorate in ways:
         models = []
         for wrap in (lambda optimizer, model: optimizer, alone):
             model = dense()
-            forward = tf.function(partial(model, training=True))
+            forward = trace(model)
             forward(X)
             optimizer = wrap(ko.Adam(0.01), model)
             model.get_weights()  # a read, but no forward
@@ -515,6 +534,17 @@ def wrapped_after_the_forward_was_traced() -> None:
                 once()
             models.append(model)
         _close(difference(*models))
+
+
+def _traced_whole(model: Any) -> Callable[[Any], Any]:
+    return tf.function(partial(model, training=True))
+
+
+def _traced_in_part(model: Any) -> Callable[[Any], Any]:
+    """The first layer in a graph of its own, the second one, which shares its gate, outside."""
+    first, second = model.layers
+    traced = tf.function(first)
+    return lambda x: second(traced(x))
 
 
 def overlap_is_kept_where_the_forward_has_gates() -> None:
@@ -727,6 +757,7 @@ TOGETHER: Sequence[Check] = (
 ALONE: Sequence[Check] = (
     every_optimizer_feature,
     every_kind_of_model,
+    neighbours_share_a_gate_where_one_chunk_holds_them,
     run_eagerly_and_several_steps_per_execution,
     dtype_policies,
     data_of_unknown_length_loses_nothing,

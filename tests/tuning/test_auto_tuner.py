@@ -159,6 +159,32 @@ def test_a_stall_does_not_start_a_new_search() -> None:
     assert not tuner.searching
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_machine_whose_speed_wanders_does_not_start_a_new_search(seed: int) -> None:
+    job = AnalyticJob()
+    tuner = job.tune()
+    chance = random.Random(seed)
+    speeds = [chance.uniform(0.9, 1.1) for _ in range(60)]
+    remaining = iter(range(1500))
+    job.run(
+        tuner,
+        lambda: tuner.searching or next(remaining, None) is None,
+        disturbed=lambda iteration: speeds[iteration // 25 % len(speeds)],
+    )
+    assert not tuner.searching
+
+
+def test_small_chunks_once_seen_too_slow_are_not_tried_again() -> None:
+    job = AnalyticJob(overhead=2e-3, exchange=0.05)
+    tuner = job.tune()
+    costly = {s.settings for s in tuner.samples if s.seconds > 2 * job.best()}
+    assert costly
+    job.exchange = 0.1
+    job.run(tuner, lambda: tuner.searching, limit=100)
+    job.tune(tuner)
+    assert costly.isdisjoint(sample.settings for sample in tuner.samples)
+
+
 @pytest.mark.parametrize(("before", "after"), [(0.05, 0.4), (0.4, 0.05)])
 def test_a_lasting_change_of_rate_is_answered_within_thirty_samples(
     before: float, after: float

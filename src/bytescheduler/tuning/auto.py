@@ -66,7 +66,7 @@ TURN_ITERATIONS: Final = (8, 48)  # at least and at most
 DECISION_ERROR: Final = 0.003  # standard error that all turns together aim for, relative
 CONTESTANT: Final = 0.06  # relative distance from the best that still lets it take part
 WINDOW: Final = 20  # iterations that drift is judged by
-WINDOWS: Final = 3  # in a row, beyond the threshold
+WINDOWS: Final = 4  # in a row, beyond the threshold on one side
 DRIFT: Final = 0.06  # relative change of the iteration time that counts
 LEVELS: Final = 16  # windows that tell how much the iteration time wanders by itself
 EXPECTED_ITERATIONS: Final = 5000
@@ -297,7 +297,6 @@ class AutoTuner:
         """
         yield from self._skip(WARM_UP)
         levels: deque[float] = deque(maxlen=LEVELS)  # relative to the reference
-        beyond = 0
         while True:
             window = []
             for _ in range(WINDOW):
@@ -305,8 +304,9 @@ class AutoTuner:
             levels.append(median(window) / reference.seconds)
             wandering = summarise(reference.settings, levels).spread
             threshold = max(DRIFT, 6 * reference.error, 3 * wandering)
-            beyond = beyond + 1 if abs(levels[-1] - 1.0) > threshold else 0
-            if beyond >= WINDOWS and self._affordable():
+            recent = list(levels)[-WINDOWS:]
+            left = min(recent) > 1 + threshold or max(recent) < 1 - threshold
+            if left and len(recent) == WINDOWS and self._affordable():
                 return
 
     # -- measuring
