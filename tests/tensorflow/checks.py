@@ -392,9 +392,10 @@ def every_optimizer_feature() -> None:
 
 def every_kind_of_model() -> None:
     for name, make in MODELS.items():
-        for size in (None, OWN_GATES):
-            train = partial(as_plain, make, lambda: ko.AdamW(0.01), partition_size=size)
-            with_context(f"{name}, partition size {size}", train)
+        with_context(name, partial(as_plain, make, lambda: ko.AdamW(0.01)))
+    for make in (shared_layer, nested, subclassed):
+        train = partial(as_plain, make, lambda: ko.AdamW(0.01), partition_size=OWN_GATES)
+        with_context(f"{make.__name__}, own gates", train)
 
 
 def neighbours_share_a_gate_where_one_chunk_holds_them() -> None:
