@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 pytestmark = pytest.mark.multiprocess
+STEPS = 6
 
 
 class Images(nn.Module):
@@ -91,10 +92,15 @@ def predict(model: Any, batch: Any) -> torch.Tensor:
 
 
 MODELS: dict[str, dict[str, Any]] = {
-    "images": {"model": Images, "batch": _images},
-    "language": {"model": Language, "batch": _tokens, "loss": predict},
-    "recurrent": {"model": Recurrent, "batch": _sequences},
-    "experts": {"model": Experts, "batch": _rows, "ddp": {"find_unused_parameters": True}},
+    "images": {"model": Images, "batch": _images, "steps": STEPS},
+    "language": {"model": Language, "batch": _tokens, "loss": predict, "steps": STEPS},
+    "recurrent": {"model": Recurrent, "batch": _sequences, "steps": STEPS},
+    "experts": {
+        "model": Experts,
+        "batch": _rows,
+        "ddp": {"find_unused_parameters": True},
+        "steps": STEPS,
+    },
 }
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),

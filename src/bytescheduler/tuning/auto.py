@@ -165,9 +165,9 @@ class AutoTuner:
     # -- the procedure
 
     def _procedure(self) -> Run:
-        yield from self._skip(1)
+        yield from self._pass(1)
         self._switch(self._guess or self._space.anchors[0])
-        yield from self._skip(START_UP - 1)
+        yield from self._pass(START_UP - 1)
         while True:
             self.searching = True
             self._forget()
@@ -295,12 +295,10 @@ class AutoTuner:
 
         On a machine that is shared, iteration times wander; what they do anyway is no change.
         """
-        yield from self._skip(WARM_UP)
+        yield from self._pass(WARM_UP)
         levels: deque[float] = deque(maxlen=LEVELS)  # relative to the reference
         while True:
-            window = []
-            for _ in range(WINDOW):
-                window.append((yield from self._iteration()))  # noqa: PERF401 - a generator
+            window = yield from self._pass(WINDOW)
             levels.append(median(window) / reference.seconds)
             wandering = summarise(reference.settings, levels).spread
             threshold = max(DRIFT, 6 * reference.error, 3 * wandering)
@@ -328,9 +326,12 @@ class AutoTuner:
         if settings != self.settings:
             self._pending = self.settings = settings
 
-    def _skip(self, iterations: int) -> Run:
-        for _ in range(iterations):
-            yield from self._iteration()
+    def _pass(self, iterations: int) -> Generator[Settings | None, float, list[float]]:
+        """Let so many iterations pass; return the seconds of each."""
+        seconds: list[float] = []
+        while len(seconds) < iterations:
+            seconds.append((yield from self._iteration()))
+        return seconds
 
     def _iteration(self) -> Generator[Settings | None, float, float]:
         """Hand out what was switched to; return the seconds of the iteration that follows."""
