@@ -13,6 +13,7 @@ COMMANDS = {
     "matrix": "profiles x balances x workers, to benchmarks/results/",
     "real": "real compute on the CPU over a shaped link",
     "drift": "the links change their rate while mode auto trains",
+    "duplex": "pushes and pulls on a worker's link, beside each other",
     "core": "our own overhead: time per chunk, memory",
     "loopback": "a small model without shaping, where there is nothing to gain",
     "exchange": "one chunk over Gloo: sent straight, and by all_reduce",

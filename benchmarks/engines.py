@@ -83,19 +83,30 @@ def _horovod(
 def _parameter_server(
     stack: ExitStack, hub: Host, hosts: Sequence[Host], environment: Mapping[str, str]
 ) -> Prepared:
-    """MXNet's parameter servers: a scheduler on the hub, a server beside every worker."""
+    """A server beside every worker."""
+    return parameter_servers(stack, hub, hosts, hosts, environment)
+
+
+def parameter_servers(
+    stack: ExitStack,
+    hub: Host,
+    workers: Sequence[Host],
+    servers: Sequence[Host],
+    environment: Mapping[str, str],
+) -> Prepared:
+    """MXNet's scheduler on the hub and its servers, beside the workers or on other hosts."""
     shared = {
         "DMLC_PS_ROOT_URI": hub.address,
         "DMLC_PS_ROOT_PORT": str(_free_port(hub)),
-        "DMLC_NUM_WORKER": str(len(hosts)),
-        "DMLC_NUM_SERVER": str(len(hosts)),
+        "DMLC_NUM_WORKER": str(len(workers)),
+        "DMLC_NUM_SERVER": str(len(servers)),
     }
     place = {**shared, **environment}
     serve = ("-m", "benchmarks.parameter_server")
     stack.enter_context(helper(hub, serve, {**place, **_role("scheduler", hub)}))
-    for host in hosts:
+    for host in servers:
         stack.enter_context(helper(host, serve, {**place, **_role("server", host)}))
-    return shared, [_role("worker", host) for host in hosts]
+    return shared, [_role("worker", host) for host in workers]
 
 
 def _role(role: str, host: Host) -> Variables:

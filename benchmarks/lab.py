@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from statistics import fmean
@@ -17,6 +18,7 @@ from benchmarks.systems import find
 
 TIMEOUT_S = 60.0
 SETTLE_TIMEOUT_S = 900.0
+TURNS_TIMEOUT_S = 1800.0
 SLOWEST = 12.0
 """A measurement may take this many times its compute before it is given up."""
 
@@ -55,23 +57,48 @@ class Lab:
         work = {"job": job.to_json(), "warmup": warmup, "iterations": iterations}
         return _slowest(self._do("measure", system, settings, work, timeout_s))
 
-    def measure_task(
+    def turns(
         self,
-        system: str,
+        contestants: Mapping[str, tuple[str, Mapping[str, Any]]],
         task: str,
-        settings: Mapping[str, Any],
         *,
+        turns: int,
         warmup: int,
         iterations: int,
-        settle: bool = False,
-    ) -> float:
-        """As :meth:`measure`, for one of the real tasks of :mod:`benchmarks.tasks`.
+    ) -> dict[str, list[float]]:
+        """As :meth:`measure`, for systems that take turns on one real task in the same processes.
 
-        With ``settle``, a system that learns does so first, in the same session.
+        The task is one of :mod:`benchmarks.tasks`. A turn may be as short as a second, so that
+        what the machine does meanwhile hits all alike.
+        Those that learn do so before the first turn. All must have one engine.
+
+        Args:
+            contestants: system and settings of each, by any name.
+
+        Returns:
+            Seconds per iteration of each turn, of the slowest rank.
+
+        Raises:
+            BenchmarkError: a system failed; its workers are gone, others are unharmed.
         """
-        timeout_s = SETTLE_TIMEOUT_S if settle else 2 * TIMEOUT_S
-        work = {"task": task, "warmup": warmup, "iterations": iterations, "settle": settle}
-        return _slowest(self._do("measure", system, settings, work, timeout_s))
+        engines = {find(system).engine for system, _ in contestants.values()}
+        if len(engines) > 1:
+            raise ValueError(f"they must have one engine, got {sorted(engines)}")
+        environments = [find(system).environment(own) for system, own in contestants.values()]
+        key = json.dumps([*engines, dict(ChainMap(*environments))])
+        command = {
+            "do": "turns",
+            "contestants": contestants,
+            "task": task,
+            "turns": turns,
+            "warmup": warmup,
+            "iterations": iterations,
+        }
+        answers = [answer["seconds"] for answer in self._call(key, command, TURNS_TIMEOUT_S)]
+        return {
+            name: [max(ranks) for ranks in zip(*(a[name] for a in answers), strict=True)]
+            for name in contestants
+        }
 
     def settle(
         self, system: str, job: Job, settings: Mapping[str, Any], *, times: int = 1
@@ -100,9 +127,11 @@ class Lab:
         work: Mapping[str, Any],
         timeout_s: float,
     ) -> list[dict[str, Any]]:
-        """Answers of all ranks; after a failure the workers are gone."""
-        key = self._key(system, settings)
         command = {"do": what, "system": system, "settings": dict(settings), **work}
+        return self._call(self._key(system, settings), command, timeout_s)
+
+    def _call(self, key: str, command: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        """Answers of all ranks; after a failure the workers are gone."""
         try:
             return self._pool(key).call(command, timeout_s)
         except BenchmarkError:

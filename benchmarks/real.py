@@ -3,6 +3,7 @@
 A convolutional network on digits and a small transformer on Python's documentation, two workers;
 and on request (``cnn-small``) a network so small that what each message costs the two processors
 counts as much as the order of messages.
+All take turns of seconds in the same processes, each with the best of a few settings.
 The link gets the rate at which exchanging all gradients takes as long as computing them. The bound
 comes from the simulator, with layer times measured here and ``C`` measured alone. Processors are
 shared between computing and sending, as they are not on an accelerator, so nothing reaches it.
@@ -28,23 +29,26 @@ ON_REQUEST = ("cnn-small",)
 CHUNKS_PER_MODEL = (32, 16)
 NAMES = ("ddp", "bytescheduler")
 WORKERS = 2
-WARMUP = 6
+COMPUTE: tuple[str, dict[str, Any]] = ("compute", {})
+WARMUP = 3
 TRIES = 3
+TRIAL_TURNS, TRIAL_ITERATIONS = 5, 6
+EXCHANGES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``real``."""
     parser.add_argument("--task", choices=(*TASKS, *ON_REQUEST, "all"), default="all")
     parser.add_argument("--balance", type=float, default=1.0)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--iterations", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=15, help="of every system")
+    parser.add_argument("--iterations", type=int, default=8, help="of a turn")
     parser.add_argument("--json", type=Path)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
-    if args.balance <= 0 or args.repeats < 1 or args.iterations < 1:
-        raise BenchmarkError("--balance must be positive, --repeats and --iterations at least 1")
+    if args.balance <= 0 or args.turns < 1 or args.iterations < 1:
+        raise BenchmarkError("--balance must be positive, --turns and --iterations at least 1")
     tasks = TASKS if args.task == "all" else (args.task,)
     with open_lab(WORKERS) as lab, track() as progress:
         results = [RealComparison(lab, task, args.balance, progress).run(args) for task in tasks]
@@ -66,35 +70,51 @@ class RealComparison:
         self._progress = progress
 
     def run(self, args: argparse.Namespace) -> dict[str, Any]:
-        bar = self._progress.add_task(self._task, total=args.repeats * (len(NAMES) + 2) + TRIES)
         job = real_job(self._task, self._lab)
         self._shape(job)
-        chosen = {name: self._choose(name, job) for name in NAMES}
-        runs: dict[str, list[float]] = {name: [] for name in (*NAMES, "compute", "exchange")}
-        for _ in range(args.repeats):
-            for name, times in runs.items():
-                times.append(self._time(name, chosen.get(name, {}), job, args.iterations))
-                self._progress.update(bar, advance=1, description=f"{self._task}: {name}")
+        chosen = self._choose(job)
+        contestants = {**{name: (name, chosen[name]) for name in NAMES}, "compute": COMPUTE}
+        before = self._exchange(job)
+        runs = self._turns("measuring", contestants, args.turns, args.iterations)
+        runs["exchange"] = [*before, *self._exchange(job)]
         return self._document(job, chosen, runs)
 
     def _shape(self, job: Job) -> None:
-        compute = self._time("compute", {}, job, 10)
+        compute = median(self._turns("computing", {"compute": COMPUTE}, 3, 10)["compute"])
         rate = job.gradient_bytes / compute / self._balance
         self._lab.shape(rate)
-        exchange = self._time("exchange", {}, job, 5)
+        exchange = median(self._exchange(job))
         self._lab.shape(rate * exchange / compute / self._balance)
 
-    def _choose(self, name: str, job: Job) -> dict[str, Any]:
-        candidates = _ours(job) if name == "bytescheduler" else SYSTEMS[name].sweep(job)[:TRIES]
-        times = [self._time(name, settings, job, 8) for settings in candidates]
-        return candidates[times.index(min(times))]
+    def _choose(self, job: Job) -> dict[str, dict[str, Any]]:
+        """Each system's best settings, all tried in turns."""
+        candidates = {
+            f"{name} {number}": (name, settings)
+            for name in NAMES
+            for number, settings in enumerate(_candidates(name, job))
+        }
+        runs = self._turns("settings", candidates, TRIAL_TURNS, TRIAL_ITERATIONS)
+        fastest = sorted(candidates, key=lambda label: median(runs[label]), reverse=True)
+        return {candidates[label][0]: candidates[label][1] for label in fastest}
 
-    def _time(self, name: str, settings: dict[str, Any], job: Job, iterations: int) -> float:
-        if name == "exchange":
-            return self._lab.measure(name, job, {"pieces": 8}, iterations=5)
-        return self._lab.measure_task(
-            name, self._task, settings, warmup=WARMUP, iterations=iterations
-        )
+    def _turns(
+        self,
+        what: str,
+        contestants: dict[str, tuple[str, dict[str, Any]]],
+        turns: int,
+        iterations: int,
+    ) -> dict[str, list[float]]:
+        bar = self._progress.add_task(f"{self._task}: {what}", total=None)
+        effort = {"turns": turns, "warmup": WARMUP, "iterations": iterations}
+        runs = self._lab.turns(contestants, self._task, **effort)
+        self._progress.remove_task(bar)
+        return runs
+
+    def _exchange(self, job: Job) -> list[float]:
+        return [
+            self._lab.measure("exchange", job, {"pieces": 8}, iterations=5)
+            for _ in range(EXCHANGES)
+        ]
 
     def _document(
         self, job: Job, chosen: dict[str, dict[str, Any]], runs: dict[str, list[float]]
@@ -121,8 +141,10 @@ class RealComparison:
         }
 
 
-def _ours(job: Job) -> list[dict[str, Any]]:
-    """The defaults, and fewer bytes in flight."""
+def _candidates(name: str, job: Job) -> list[dict[str, Any]]:
+    """Settings to try; of ours the defaults, and fewer bytes in flight."""
+    if name != "bytescheduler":
+        return SYSTEMS[name].sweep(job)[:TRIES]
     sizes = [job.gradient_bytes // count for count in CHUNKS_PER_MODEL]
     return [{}, *({"partition_size": size, "credit_size": 2 * size} for size in sizes)]
 

@@ -12,10 +12,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from itertools import pairwise
+from statistics import fmean
 from typing import IO, Any
 
 from benchmarks.job import Job
+from benchmarks.link import Watch
 from benchmarks.processes import die_with_parent
 from benchmarks.systems import find
 from benchmarks.systems.base import Session
@@ -44,6 +47,7 @@ def _obey(command: Mapping[str, Any]) -> Answer:
         return {
             "hello": _hello,
             "measure": _measure,
+            "turns": _turns,
             "settle": _settle,
             "train": _train,
             "layers": _layers,
@@ -126,11 +130,37 @@ def _measure(command: Mapping[str, Any]) -> Answer:
     system = find(command["system"])
     session = _open(system, command)
     try:
-        if command.get("settle"):
-            session.settle()
-        return {"seconds": _time(session, command["warmup"], command["iterations"])}
+        return _timed(session, command)
     finally:
         session.close()
+
+
+def _timed(session: Session, command: Mapping[str, Any]) -> Answer:
+    for _ in range(command["warmup"]):
+        session.iterate()
+    if "watch" not in command:
+        return {"seconds": _time(session, command["iterations"])}
+    with Watch(command["watch"]) as watch:
+        seconds = _time(session, command["iterations"])
+    return {"seconds": seconds, "link": watch.readings}
+
+
+def _turns(command: Mapping[str, Any]) -> Answer:
+    """Seconds per iteration of several systems that are open at once, in short turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in command["contestants"]}
+    with ExitStack() as stack:
+        sessions: dict[str, Session] = {}
+        for name, (system, settings) in command["contestants"].items():
+            session = _open(find(system), {"task": command["task"], "settings": settings})
+            stack.callback(session.close)
+            session.settle()
+            sessions[name] = session
+        for _ in range(command["turns"]):
+            for name, session in sessions.items():
+                for _ in range(command["warmup"]):
+                    session.iterate()
+                seconds[name].append(fmean(_time(session, command["iterations"])))
+    return {"seconds": seconds}
 
 
 def _settle(command: Mapping[str, Any]) -> Answer:
@@ -149,10 +179,8 @@ def _open(system: Any, command: Mapping[str, Any]) -> Session:
     return system.open(Job.from_json(command["job"]), command["settings"])
 
 
-def _time(session: Session, warmup: int, iterations: int) -> list[float]:
-    """Seconds of each iteration, start to start, after ``warmup`` others and before a last one."""
-    for _ in range(warmup):
-        session.iterate()
+def _time(session: Session, iterations: int) -> list[float]:
+    """Seconds of each iteration, start to start, before a last one."""
     begins: list[float] = []
     for _ in range(iterations):
         begins.append(time.perf_counter())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,6 +45,26 @@ def test_row(row: str, ended: Ended) -> None:
     for rank, report in ended.reports.items():
         verdict = report.get(row, "not run: an earlier row failed")
         assert verdict == "ok", f"rank {rank}: {verdict}\n{ended.output[-2000:]}"
+
+
+@pytest.mark.multiprocess
+@pytest.mark.root
+@pytest.mark.timeout(240)
+def test_the_doctor_tries_it() -> None:
+    reason = why_no_byteps()
+    if reason is not None:
+        pytest.skip(reason)
+    code = (
+        "import os, sys, run_byteps; doctor = [sys.executable, '-m', 'bytescheduler', 'doctor']; "
+        "options = ['--json', '--engine', 'byteps', '--timeout', '120']; "
+        "os.execve(doctor[0], doctor + options, run_byteps.environment())"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=SCRIPTS, capture_output=True, text=True, timeout=LIMIT
+    )
+    finding = json.loads(ended.stdout)["engines"]["byteps"]
+    assert finding["works"], finding["error"]
+    assert finding["bandwidth_bytes_per_s"] > 0
 
 
 def test_credit_inside_byteps_is_refused(monkeypatch) -> None:

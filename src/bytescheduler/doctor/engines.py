@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from bytescheduler import _byteps_roles
 from bytescheduler._ports import free_port, free_ports
 from bytescheduler.doctor.probe import MARK
 from bytescheduler.tuning.processes import started
@@ -71,6 +72,7 @@ class Engine:
         commands: processes that together are two ranks; the ones before ``ranks`` from the end
             serve until the others have ended.
         rdma: says what it would use for RDMA, in this environment.
+        why_not: says what keeps two ranks from running on this machine, if anything does.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Engine:
     rdma: Callable[[], str]
     ranks: int = RANKS
     program: str | None = None
+    why_not: Callable[[], str | None] = lambda: None
 
     @property
     def installed(self) -> bool:
@@ -93,7 +96,9 @@ def examine(engine: Engine, timeout: float) -> Finding:
     result: dict[str, Any] = {}
     error: str | None = None
     if engine.installed:
-        result, error = _try(engine, timeout)
+        error = engine.why_not()
+        if error is None:
+            result, error = _try(engine, timeout)
     return Finding(
         installed=engine.installed,
         works=bool(result),
@@ -204,6 +209,10 @@ def _kvstore() -> list[Command]:
     return [(command, {**shared, "DMLC_ROLE": role}) for role, command in roles]
 
 
+def _byteps() -> list[Command]:
+    return [*_byteps_roles.roles(_probe("byteps"), RANKS)]
+
+
 # -- what each would use for RDMA
 
 
@@ -236,6 +245,10 @@ def _mpi_rdma() -> str:
 
 def _kvstore_rdma() -> str:
     return "the stock wheel's ps-lite uses TCP only (ZeroMQ)"
+
+
+def _byteps_rdma() -> str:
+    return f"ps-lite's verbs van ({_set('DMLC_ENABLE_RDMA')}) on every role; {_devices()}"
 
 
 ENGINES: Final = (
@@ -277,5 +290,13 @@ ENGINES: Final = (
         install="pip install 'bytescheduler[mxnet]'",
         commands=_kvstore,
         rdma=_kvstore_rdma,
+    ),
+    Engine(
+        name="byteps",
+        modules=("byteps", "torch"),
+        install="as BytePS's documentation says (docs/transports.md)",
+        commands=_byteps,
+        rdma=_byteps_rdma,
+        why_not=_byteps_roles.why_not,
     ),
 )
