@@ -1,16 +1,14 @@
 """TensorFlow's collective operations as blocking calls that another thread can cancel.
 
-Each operation is a small traced function whose group and instance keys are arguments, so that the
-whole process shares four graphs. ``CancellationManager``, ``check_collective_ops_peer_health`` and
-``abort_collective_ops`` have no public names; they are what TensorFlow's own multi-worker strategy
-uses for the same purposes.
+Each call runs one operation eagerly, past its public wrapper, which has no way to be cancelled.
+Inside a ``tf.function`` it could be cancelled as well, but a function's executor changes threads so
+often that it cost as much again as the collective. What has no public name here is what
+TensorFlow's own multi-worker strategy uses for the same purposes.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy.typing as npt
@@ -26,30 +24,40 @@ UNAVAILABLE: Final = 14  # the status code that aborted collectives report
 
 
 class Calls:
-    """The collective operations of one group, each as a function that can be cancelled."""
+    """The collective operations of one group, each as a call that can be cancelled."""
 
     def __init__(self, group_key: int, world_size: int) -> None:
         tf = require("tensorflow", extra="tensorflow")
         cancellation = require("tensorflow.python.eager.cancellation", extra="tensorflow")
+        execute = require("tensorflow.python.eager.execute", extra="tensorflow")
+        self._execute = execute.execute_with_cancellation
         self._tensor = tf.convert_to_tensor
+        self._device = tf.device
         self._context = require("tensorflow.python.eager.context", extra="tensorflow").context()
         self._manager = cancellation.CancellationManager()
         self._group = (tf.constant(world_size), tf.constant(group_key))
+        self._message = ("T", tf.int64.as_datatype_enum)
         self._cancelled = threading.Event()
 
     def reduce(self, key: int, array: _Array, *, average: bool) -> _Array:
         """Return the sum or average of all ranks' ``array`` of one dimension."""
         tensor = self._tensor(array)
-        function = _reduce_function(tensor.dtype, "Div" if average else "Id")
-        return self._run(function, tensor, key)
+        attributes = (
+            *("T", tensor.dtype.as_datatype_enum),
+            *("merge_op", "Add", "final_op", "Div" if average else "Id"),
+            *("communication_hint", "RING", "Nordering_token", 0),
+        )
+        return self._run(b"CollectiveReduceV2", [tensor, *self._named(key)], attributes)
 
     def send(self, key: int, array: _Array) -> _Array:
         """Send an int64 ``array`` to all other ranks; returns when they have it."""
-        return self._run(_send_function(), self._tensor(array), key)
+        inputs = [self._tensor(array), *self._named(key)]
+        return self._run(b"CollectiveBcastSendV2", inputs, self._message)
 
     def receive(self, key: int, length: int) -> _Array:
         """Block until rank 0's next int64 array of ``length`` on this key."""
-        return self._run(_receive_function(), self._tensor([length]), key)
+        inputs = [*self._named(key), self._tensor([length])]
+        return self._run(b"CollectiveBcastRecvV2", inputs, self._message)
 
     def alive(self, task: str) -> bool:
         """Whether the process of ``task`` answers."""
@@ -68,62 +76,15 @@ class Calls:
         """Make all collectives of this process fail, for good; peers see it too."""
         self._context.abort_collective_ops(UNAVAILABLE, reason)
 
-    def _run(self, function: Any, value: Any, key: int) -> _Array:
+    def _named(self, key: int) -> tuple[Any, ...]:
+        return (*self._group, self._tensor(key))
+
+    def _run(self, name: bytes, inputs: list[Any], attributes: tuple[Any, ...]) -> _Array:
         if self._cancelled.is_set():  # TensorFlow itself may begin to wait in spite of it
             raise _errors().CancelledError(None, None, "the transport was closed")
-        call = self._manager.get_cancelable_function(function)
-        return call(value, *self._group, self._tensor(key)).numpy()
-
-
-@functools.cache
-def _reduce_function(dtype: Any, final_op: str) -> Any:
-    def body(value: Any, size: Any, group: Any, instance: Any) -> Any:
-        return _raw_ops().CollectiveReduceV2(
-            input=value,
-            group_size=size,
-            group_key=group,
-            instance_key=instance,
-            ordering_token=[],
-            merge_op="Add",
-            final_op=final_op,
-            communication_hint="RING",
-        )
-
-    return _concrete(body, dtype)
-
-
-@functools.cache
-def _send_function() -> Any:
-    def body(value: Any, size: Any, group: Any, instance: Any) -> Any:
-        return _raw_ops().CollectiveBcastSendV2(
-            input=value, group_size=size, group_key=group, instance_key=instance
-        )
-
-    return _concrete(body, "int64")
-
-
-@functools.cache
-def _receive_function() -> Any:
-    def body(shape: Any, size: Any, group: Any, instance: Any) -> Any:
-        return _raw_ops().CollectiveBcastRecvV2(
-            group_size=size, group_key=group, instance_key=instance, shape=shape, T="int64"
-        )
-
-    return _concrete(body, "int32")
-
-
-def _concrete(body: Callable[..., Any], dtype: Any) -> Any:
-    """Trace ``body(vector of dtype, group size, group key, instance key)`` for the host."""
-    tf = require("tensorflow", extra="tensorflow")
-    number = tf.TensorSpec([], tf.int32)
-    signature = (tf.TensorSpec([None], dtype), number, number, number)
-    with tf.init_scope(), tf.device("/CPU:0"):
-        function = tf.function(body, input_signature=signature, autograph=False)
-        return function.get_concrete_function()
-
-
-def _raw_ops() -> Any:
-    return require("tensorflow", extra="tensorflow").raw_ops
+        with self._device("/CPU:0"):
+            (result,) = self._execute(name, 1, inputs, attributes, self._context, self._manager)
+        return result.numpy()
 
 
 def engine_error() -> type[Exception]:

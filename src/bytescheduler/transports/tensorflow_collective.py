@@ -1,13 +1,17 @@
 """TensorFlow's own collectives, run eagerly from a few background threads.
 
 ``CollectiveReduceV2`` is matched between ranks by an *instance key*, not by order, so each chunk
-gets a key when it is prepared and keeps it for good. Announcements are ``CollectiveBcastSendV2``
-on rank 0 and ``CollectiveBcastRecvV2`` elsewhere, on a small ring of keys: the followers post their
-receives in advance, so an announcement costs half a round trip, and several can be under way.
+gets a key when it is prepared and keeps it for good. Its ring passes a chunk on when the neighbour
+has asked for it, so nothing gets past rank 0 before rank 0 has started that chunk: its starts are
+the order (``negotiates``), and what the others have ready waits in TensorFlow. Announcements, one
+per iteration, are ``CollectiveBcastSendV2`` on rank 0 and ``CollectiveBcastRecvV2`` elsewhere, on a
+small ring of keys: the followers post their receives in advance, so an announcement costs half a
+round trip, and several can be under way.
 
-An eager collective blocks its thread until it is done, so every chunk in flight occupies one; they
-are started on demand and sleep in TensorFlow, without the interpreter's lock. Every call goes
-through a function that one ``CancellationManager`` can cancel: ``close`` ends whatever still waits.
+An eager collective blocks its thread until it is done, so every chunk that is started occupies one;
+they are made on demand and sleep in TensorFlow, without the interpreter's lock. There is no limit
+to them: a rank at its limit could hold back the very chunk that all others wait for. One
+``CancellationManager`` can cancel every call: ``close`` ends whatever still waits.
 A peer that dies breaks the connection of its neighbours only; each rank therefore asks rank 0 and
 the next rank every few seconds whether they live, and aborts its own collectives when one does
 not, which the others see as broken connections in turn.
@@ -51,7 +55,6 @@ HEALTH_INTERVAL: Final = 2.0  # seconds between two questions to the neighbours
 FLUSH_TIMEOUT: Final = 1.0  # seconds for the last announcements to be received
 STOP_TIMEOUT: Final = 5.0  # seconds for cancelled threads to end
 LANES: Final = 4  # announcements under way at once
-THREADS: Final = 32  # chunks under way at once; further ones wait in order
 
 GROUP_KEYS: Final = 0x62730000  # far from what a distribution strategy counts up from 1
 SETUP_KEYS: Final = 1_000
@@ -79,6 +82,8 @@ class TensorFlowTransport(Transport):
     """
 
     ordered: bool = False
+    negotiates: bool = True
+    reentrant: bool = True
 
     def __init__(
         self, cluster: clusters.Cluster | None = None, *, join_timeout: float = JOIN_TIMEOUT
@@ -255,7 +260,7 @@ class _Workers:
     def submit(self, job: Callable[[], None]) -> None:
         with self._lock:
             self._unfinished += 1
-            if self._unfinished > len(self._threads) < THREADS:
+            if self._unfinished > len(self._threads):
                 thread = threading.Thread(
                     target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True
                 )
