@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         network.shape(rate)
         seconds, readings = _train(network, job)
         progress.remove_task(bar)
-    result = _document(args, job, rate, fmean(seconds), readings)
+    result = summary(args, job, rate, fmean(seconds), readings)
     console().print(_table(result))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1))
@@ -87,13 +87,14 @@ def _train(network: Network, job: Job) -> tuple[list[float], list[Reading]]:
     return answers[0]["seconds"], [Reading(*reading) for reading in answers[0]["link"]]
 
 
-def _document(
+def summary(
     args: argparse.Namespace,
     job: Job,
     rate: float,
     iteration_s: float,
     readings: Sequence[Reading],
 ) -> dict[str, Any]:
+    """The JSON document: times, and shares of the time in which a direction was in use."""
     series = _rates(readings)
     out = [entry["sent"] > BUSY * rate for entry in series]
     back = [entry["received"] > BUSY * rate for entry in series]

@@ -23,7 +23,11 @@ class Reading(NamedTuple):
 
 
 class Watch:
-    """Reads the counters of ``interface`` every 10 ms, from entering until leaving."""
+    """Reads the counters of ``interface`` every 10 ms, from entering until leaving.
+
+    Raises:
+        LookupError: on entering, if there is no such interface here.
+    """
 
     def __init__(self, interface: str) -> None:
         self.readings: list[Reading] = []
@@ -32,6 +36,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
+        self.readings.append(self._read())
         self._thread.start()
         return self
 
@@ -43,6 +48,7 @@ class Watch:
     ) -> None:
         self._over.set()
         self._thread.join()
+        self.readings.append(self._read())
 
     def _run(self) -> None:
         while not self._over.wait(PERIOD_S):
