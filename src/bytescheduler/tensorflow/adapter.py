@@ -146,11 +146,10 @@ class Adapter:
         """Wait for averages, then update the variables that have one."""
         with outside_the_model(), after_the_data(), self._quiet():
             present, gradients = self._collect(partial(self.runtime.collect, indices), indices)
-            given = tf.unstack(present > 0, num=len(indices))
             tf.cond(
                 tf.reduce_all(present > 0),
                 partial(self._update_all, indices, gradients),
-                partial(self._update_some, indices, gradients, given),
+                partial(self._update_some, indices, gradients, present),
             )
 
     def _update_all(self, indices: Sequence[int], gradients: Sequence[Any]) -> Any:
@@ -159,11 +158,13 @@ class Adapter:
             update(self.optimizer, self._step, variable, tf.reshape(gradient, variable.shape))
         return tf.constant(0)
 
-    def _update_some(
-        self, indices: Sequence[int], gradients: Sequence[Any], given: Sequence[Any]
-    ) -> Any:
-        for index, gradient, there in zip(indices, gradients, given, strict=True):
-            tf.cond(there, partial(self._update_all, [index], [gradient]), lambda: tf.constant(0))
+    def _update_some(self, indices: Sequence[int], gradients: Sequence[Any], present: Any) -> Any:
+        for position, index in enumerate(indices):
+            tf.cond(
+                present[position] > 0,
+                partial(self._update_all, [index], [gradients[position]]),
+                lambda: tf.constant(0),
+            )
         return tf.constant(0)
 
     def _apply_later(self, gradients: dict[int, Any]) -> None:
