@@ -186,8 +186,8 @@ class Leader(_Side):
     def post(self, parameter: int) -> None:
         """This rank's gradient of ``parameter`` is there."""
         with self._lock:
-            self._post(parameter)
-            due = (self._scheduler.startable or self._news_are_due) and not self._busy
+            changed = self._post(parameter) and not self._busy
+            due = changed and (self._scheduler.startable or self._news_are_due)
         if due:
             self._wake()
 
@@ -225,18 +225,22 @@ class Leader(_Side):
         if due:
             self._wake()
 
-    def _post(self, parameter: int) -> None:
+    def _post(self, parameter: int) -> bool:
+        """Count ``parameter``; return whether that may have made something due."""
         if self._cut is not None and not self._going:
             self._deferred.append(parameter)
-            return
-        self._go()
-        if self._posts % self._parameters == 0:
+            return False
+        round_begins = self._posts % self._parameters == 0
+        if round_begins:
+            self._go()
             self._scheduler.foresight.round_begins()
         self._posts += 1
-        for chunk in self._ready.post(parameter):
+        ready = self._ready.post(parameter)
+        for chunk in ready:
             self._scheduler.push(chunk)
             if chunk.index == 0:
                 self._scheduler.foresight.urgent_is_ready()
+        return round_begins or bool(ready)
 
     def _go(self) -> None:
         """Where order is free, let the others start the present or the next round."""
@@ -322,8 +326,8 @@ class Follower(_Side):
         """This rank's gradient of ``parameter`` is there."""
         with self._lock:
             self._posted[parameter] += 1
-            self._mark(parameter)
-            due = (self._head_is_ready or bool(self._free)) and not self._busy
+            changed = self._mark(parameter) and not self._busy
+            due = changed and (self._head_is_ready or bool(self._free))
         if due:
             self._wake()
 
@@ -401,10 +405,15 @@ class Follower(_Side):
             if rounds > self._sent[parameter]:
                 self._mark(parameter)
 
-    def _mark(self, parameter: int) -> None:
-        self._complete.update(chunk.index for chunk in self._ready.post(parameter))
+    def _mark(self, parameter: int) -> bool:
+        """Count ``parameter``; return whether chunks are ready that were not."""
+        ready = self._ready.post(parameter)
+        if not ready:
+            return False
+        self._complete.update(chunk.index for chunk in ready)
         if self._rounds_to_go:
             self._release()
+        return True
 
 
 def _parsed(message: Sequence[int]) -> Iterator[int | Cut | Step]:

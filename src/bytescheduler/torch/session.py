@@ -145,6 +145,8 @@ class Session:
     def _adopt(self, memory: Memory, settings: Settings) -> None:
         self.memory = memory
         self._slots = memory.slots
+        for slot in memory.slots:
+            slot.stand_in = self.keeper.stand_in(slot.cls)
         self._handles = [
             slot.parameter.register_post_accumulate_grad_hook(self._hook(slot))
             for slot in memory.slots
@@ -184,7 +186,8 @@ class Session:
                 return
             if slot.state is not State.IDLE:
                 self._reopen(slot)
-            self._touch()
+            if not self._touched:
+                self._touch()
             slot.store()
             self._post(slot)
 
@@ -219,7 +222,7 @@ class Session:
             self.transport.exchange(ACTIVE)
 
     def _post(self, slot: Slot) -> None:
-        slot.leave(self.keeper.stand_in(slot.cls))
+        slot.leave()
         if self._stream is not None:
             slot.event = torch.cuda.current_stream().record_event()
         self.exchange.post(slot.index)
