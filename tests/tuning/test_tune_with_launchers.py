@@ -73,13 +73,15 @@ TRAIN = """
 import subprocess, sys
 import torch
 import bytescheduler.torch as bs
-{joins}
+%s
 torch.set_num_threads(1)
 model = torch.nn.Linear(64, 64)
-optimizer = bs.ScheduledOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model{transport})
+optimizer = bs.ScheduledOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model%s)
 if optimizer.settings.mode == "barrier" and rank == 1:
     stray = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    subprocess.Popen([sys.executable, "-c", stray], start_new_session=True)
+    # Without pipes, which horovodrun would wait for.
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.Popen([sys.executable, "-c", stray], start_new_session=True, **quiet)
     sys.exit("no barrier on this rank")
 while True:
     optimizer.zero_grad()
@@ -111,7 +113,7 @@ def test_an_endless_job_is_tuned_and_a_crash_of_one_rank_counts_as_a_failed_tria
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(SOURCE))
     script, output = tmp_path / "train.py", tmp_path / "tuned.json"
-    script.write_text(TRAIN.format(joins=launcher.joins, transport=launcher.transport))
+    script.write_text(TRAIN % (launcher.joins, launcher.transport))
     options = ["--trials", "2", "--output", str(output)]
     assert main(["tune", *options, "--", *command, str(script)]) == 0
     found = json.loads(output.read_text())

@@ -35,7 +35,7 @@ FEWEST: Final = 3  # iterations after that, of a command that ended by itself
 WANTED: Final = 30  # iterations after that, at which a command is ended
 HUNG: Final = 10  # iterations' time without one
 UNWRAPPED: Final = "no optimizer was wrapped"
-TAIL_BYTES: Final = 4000  # a launcher alone writes half of that about a worker that failed
+TAIL_BYTES: Final = 12_000  # all ranks that saw one fail write a traceback behind its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
