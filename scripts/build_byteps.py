@@ -11,8 +11,6 @@ it applied to the unpacked archive during the build:
 - ps-lite first, by its own makefile, with the ZeroMQ archive that it ships instead of a download;
 - CUDA's and NCCL's headers from the package registry, and two small libraries of our own under
   their names (`scripts/byteps/`), whose calls succeed and whose copies are `memmove`;
-- a pause of 0.1 ms, outside the lock, where ps-lite's ZeroMQ receivers find nothing: they look
-  again at once, under the lock that senders need, and with two processors a message takes seconds;
 - C++20 and a few standard headers that older compilers included by themselves;
 - its macro TORCH_VERSION renamed, since torch now has one; the new signature of torch's
   `include_paths`; a header TH/TH.h with forward declarations;
@@ -38,7 +36,7 @@ from pathlib import Path
 import wheel_cache
 
 VERSION = "0.2.5.post15"
-REVISION = 3
+REVISION = 2
 """Raised when this script builds something else, so that what is cached is not used any more."""
 
 OUR_FILES = Path(__file__).resolve().parent / "byteps"
@@ -115,9 +113,6 @@ def _adapt(source: Path) -> None:
     wait = "    c_lib.byteps_torch_wait_and_clear(handle)"
     poll = "    while not poll(handle):\n        time.sleep(0.001)\n"
     _replace(ops, re.escape(wait), poll + wait)
-    receiver = source / "3rdparty" / "ps-lite" / "src" / "zmq_van.h"
-    pause = "mu_.unlock(); std::this_thread::sleep_for(std::chrono::microseconds(100)); mu_.lock();"
-    _replace(receiver, r"(errno == EAGAIN\) \{[^\n]*\n)", rf"\1            {pause}\n")
     # The tests speak TCP; RDMA libraries that happen to be here must not become a dependency.
     _replace(setup, r"return ret_code==0", "return False")
 

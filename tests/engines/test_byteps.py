@@ -55,7 +55,8 @@ def test_the_doctor_tries_it() -> None:
     if reason is not None:
         pytest.skip(reason)
     code = (
-        "import os, sys, run_byteps; doctor = [sys.executable, '-m', 'bytescheduler', 'doctor']; "
+        "import os, sys, run_byteps; "
+        "doctor = [sys.executable, '-m', 'bytescheduler.cli', 'doctor']; "
         "options = ['--json', '--engine', 'byteps', '--timeout', '120']; "
         "os.execve(doctor[0], doctor + options, run_byteps.environment())"
     )
