@@ -94,8 +94,10 @@ class RealComparison:
             for number, settings in enumerate(_candidates(name, job))
         }
         runs = self._turns("settings", candidates, TRIAL_TURNS, TRIAL_ITERATIONS)
-        fastest = sorted(candidates, key=lambda label: median(runs[label]), reverse=True)
-        return {candidates[label][0]: candidates[label][1] for label in fastest}
+        best: dict[str, str] = {}
+        for label, (name, _) in candidates.items():
+            best[name] = min(best.get(name, label), label, key=lambda item: median(runs[item]))
+        return {name: candidates[label][1] for name, label in best.items()}
 
     def _turns(
         self,

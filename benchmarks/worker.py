@@ -136,13 +136,17 @@ def _measure(command: Mapping[str, Any]) -> Answer:
 
 
 def _timed(session: Session, command: Mapping[str, Any]) -> Answer:
-    for _ in range(command["warmup"]):
-        session.iterate()
+    _warm_up(session, command)
     if "watch" not in command:
         return {"seconds": _time(session, command["iterations"])}
     with Watch(command["watch"]) as watch:
         seconds = _time(session, command["iterations"])
     return {"seconds": seconds, "link": watch.readings}
+
+
+def _warm_up(session: Session, command: Mapping[str, Any]) -> None:
+    for _ in range(command["warmup"]):
+        session.iterate()
 
 
 def _turns(command: Mapping[str, Any]) -> Answer:
@@ -157,8 +161,7 @@ def _turns(command: Mapping[str, Any]) -> Answer:
             sessions[name] = session
         for _ in range(command["turns"]):
             for name, session in sessions.items():
-                for _ in range(command["warmup"]):
-                    session.iterate()
+                _warm_up(session, command)
                 seconds[name].append(fmean(_time(session, command["iterations"])))
     return {"seconds": seconds}
 

@@ -44,7 +44,7 @@ def why_not() -> str | None:
     )
 
 
-def roles(command: Sequence[str], workers: int) -> list[tuple[list[str], Mapping[str, str]]]:
+def roles(command: Sequence[str], workers: int) -> list[tuple[Sequence[str], Mapping[str, str]]]:
     """Return each process's command and its variables: scheduler, server, then the workers.
 
     Args:
@@ -67,13 +67,10 @@ def roles(command: Sequence[str], workers: int) -> list[tuple[list[str], Mapping
         "BYTEPS_SOCKET_PATH": SHARED_MEMORY,
     }
     serve = [sys.executable, "-c", "import byteps.server"]
-    backends = [(serve, {**shared, "DMLC_ROLE": role}) for role in ("scheduler", "server")]
+    alone = [*_alone(), *command]
     return [
-        *backends,
-        *(
-            ([*_alone(), *command], {**worker, "DMLC_WORKER_ID": str(rank)})
-            for rank in range(workers)
-        ),
+        *((serve, {**shared, "DMLC_ROLE": role}) for role in ("scheduler", "server")),
+        *((alone, {**worker, "DMLC_WORKER_ID": str(rank)}) for rank in range(workers)),
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import pytest
 import worker
 
 from bytescheduler._ports import free_port, free_ports
+from bytescheduler.doctor.engines import program
 from bytescheduler.transports.fake import FakeNetwork
 
 HERE = Path(__file__).resolve().parent
@@ -80,20 +80,13 @@ class Engine:
         return self.launch(arguments, folder, self.world_size, limit or self.limit)
 
 
-def program(name: str) -> str | None:
-    """A program of this environment or of the system."""
-    return shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), _path()]))
-
-
-def _path() -> str:
-    return os.environ.get("PATH", os.defpath)
-
-
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment for children: our source first, one thread per library."""
     inherited = os.environ.get("PYTHONPATH")
     paths = [str(SOURCE), str(HERE), *([inherited] if inherited else [])]
-    binaries = os.pathsep.join([str(Path(sys.executable).parent), _path()])
+    binaries = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    )
     fixed = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "PATH": binaries}
     return {**os.environ, **fixed, **variables}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from leftovers import left_behind
 
 from bytescheduler.cli import main
+from bytescheduler.doctor.engines import program
 
 pytest.importorskip("torch")
 for module in ("skopt", "rich", "matplotlib"):
@@ -30,12 +30,14 @@ class Launcher:
         command: what stands before the script.
         joins: lines that make the process a rank, with ``rank`` set.
         transport: keyword arguments of ``ScheduledOptimizer``.
+        stray: keyword arguments of ``Popen`` for a process that a rank leaves behind.
     """
 
     needs: str
     command: list[str]
     joins: str
     transport: str = ""
+    stray: str = ""
 
 
 LAUNCHERS = {
@@ -57,6 +59,8 @@ hvd.init()
 rank = hvd.rank()
 """,
         transport=', transport="horovod"',
+        # It waits for the pipes of its ranks, whoever holds them.
+        stray=", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL",
     ),
     "mpirun": Launcher(
         needs="mpi4py",
@@ -79,9 +83,7 @@ model = torch.nn.Linear(64, 64)
 optimizer = bs.ScheduledOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model%s)
 if optimizer.settings.mode == "barrier" and rank == 1:
     stray = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    # Without pipes, which horovodrun would wait for.
-    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    subprocess.Popen([sys.executable, "-c", stray], start_new_session=True, **quiet)
+    subprocess.Popen([sys.executable, "-c", stray], start_new_session=True%s)
     sys.exit("no barrier on this rank")
 while True:
     optimizer.zero_grad()
@@ -96,12 +98,11 @@ def command_of(name: str) -> list[str]:
     pytest.importorskip(launcher.needs)
     if name == "torchrun":
         return [sys.executable, *launcher.command]
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which(name, path=os.pathsep.join([beside, os.environ["PATH"]]))
-    if program is None:
+    executable = program(name)
+    if executable is None:
         pytest.skip(f"{name} is not installed")
     as_root = ["--allow-run-as-root"] if name == "mpirun" and os.geteuid() == 0 else []
-    return [program, *as_root, *launcher.command]
+    return [executable, *as_root, *launcher.command]
 
 
 @pytest.mark.multiprocess
@@ -113,7 +114,7 @@ def test_an_endless_job_is_tuned_and_a_crash_of_one_rank_counts_as_a_failed_tria
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(SOURCE))
     script, output = tmp_path / "train.py", tmp_path / "tuned.json"
-    script.write_text(TRAIN % (launcher.joins, launcher.transport))
+    script.write_text(TRAIN % (launcher.joins, launcher.transport, launcher.stray))
     options = ["--trials", "2", "--output", str(output)]
     assert main(["tune", *options, "--", *command, str(script)]) == 0
     found = json.loads(output.read_text())

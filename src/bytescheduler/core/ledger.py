@@ -68,8 +68,7 @@ class Ledger:
         one that reports a failure: look at ``error`` in it.
         """
         with self._lock:
-            if self._error is not None:
-                raise self._error
+            self._raise_if_failed()
             if self._outstanding[parameter]:
                 raise RuntimeError(f"parameter {parameter} was posted while it is in flight")
             self._outstanding[parameter] = self._slots[parameter]

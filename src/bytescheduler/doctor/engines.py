@@ -26,7 +26,7 @@ from bytescheduler._ports import free_port, free_ports
 from bytescheduler.doctor.probe import MARK
 from bytescheduler.tuning.processes import started
 
-__all__ = ["ENGINES", "Engine", "Finding", "examine"]
+__all__ = ["ENGINES", "Engine", "Finding", "examine", "program"]
 
 RANKS: Final = 2
 ADDRESS: Final = "127.0.0.1"
@@ -88,7 +88,7 @@ class Engine:
     def installed(self) -> bool:
         """Whether packages and program are there."""
         found = all(importlib.util.find_spec(module) is not None for module in self.modules)
-        return found and (self.program is None or _program(self.program) is not None)
+        return found and (self.program is None or program(self.program) is not None)
 
 
 def examine(engine: Engine, timeout: float) -> Finding:
@@ -152,7 +152,8 @@ def _probe(name: str) -> list[str]:
     return [sys.executable, "-m", "bytescheduler.doctor.probe", name]
 
 
-def _program(name: str) -> str | None:
+def program(name: str) -> str | None:
+    """Return the path of an executable of this environment, else of the system; None if missing."""
     beside = str(Path(sys.executable).parent)
     return shutil.which(name, path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
 
@@ -187,13 +188,13 @@ def _tensorflow() -> list[Command]:
 
 
 def _horovod() -> list[Command]:
-    launcher = [str(_program("horovodrun")), "--gloo", "-np", str(RANKS)]
+    launcher = [str(program("horovodrun")), "--gloo", "-np", str(RANKS)]
     return [([*launcher, "-H", f"localhost:{RANKS}", *_probe("horovod")], {})]
 
 
 def _mpi() -> list[Command]:
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    launcher = [str(_program("mpirun")), *as_root, "--oversubscribe", "-np", str(RANKS)]
+    launcher = [str(program("mpirun")), *as_root, "--oversubscribe", "-np", str(RANKS)]
     return [([*launcher, *_probe("mpi")], {})]
 
 
@@ -210,7 +211,7 @@ def _kvstore() -> list[Command]:
 
 
 def _byteps() -> list[Command]:
-    return [*_byteps_roles.roles(_probe("byteps"), RANKS)]
+    return _byteps_roles.roles(_probe("byteps"), RANKS)
 
 
 # -- what each would use for RDMA

@@ -1,9 +1,10 @@
-"""TensorFlow's own collectives, run eagerly from a few background threads.
+"""TensorFlow's own collectives, run eagerly from background threads.
 
 ``CollectiveReduceV2`` is matched between ranks by an *instance key*, not by order, so each chunk
 gets a key when it is prepared and keeps it for good. Its ring passes a chunk on when the neighbour
 has asked for it, so nothing gets past rank 0 before rank 0 has started that chunk: its starts are
-the order (``negotiates``), and what the others have ready waits in TensorFlow. Announcements, one
+the order (``negotiates``), and what the others have ready waits in TensorFlow. (Between two others,
+a first segment may go ahead; it costs a little of the priority, nothing else.) Announcements, one
 per iteration, are ``CollectiveBcastSendV2`` on rank 0 and ``CollectiveBcastRecvV2`` elsewhere, on a
 small ring of keys: the followers post their receives in advance, so an announcement costs half a
 round trip, and several can be under way.
