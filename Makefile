@@ -2,7 +2,7 @@
 # make test    build .venv, then run lint, types, unit, property and multi-process tests
 # make venv    build .venv with everything that the tests need, Horovod included
 # make byteps  build BytePS, for its tests only (several minutes, once, kept in the user's cache)
-# make test-byteps  run them: real scheduler, server and workers (root; busy for minutes)
+# make test-byteps  run them: real scheduler, server and workers (root; a minute)
 # make lint | test-fast | test-multiprocess | clean
 
 PYTHON ?= python3.11
@@ -46,7 +46,7 @@ byteps: venv
 	$(BIN)/python scripts/build_byteps.py
 
 test-byteps: byteps
-	BYTESCHEDULER_TEST_BYTEPS=1 $(BIN)/python -m pytest tests/engines/test_byteps.py \
+	$(BIN)/python -m pytest tests/engines/test_byteps.py \
 		tests/scripts/test_run_byteps.py tests/transports -k byteps
 
 $(PACKAGES): pyproject.toml constraints.txt

@@ -6,7 +6,9 @@ counts as much as the order of messages.
 All take turns of seconds in the same processes, each with the best of a few settings.
 The link gets the rate at which exchanging all gradients takes as long as computing them. The bound
 comes from the simulator, with layer times measured here and ``C`` measured alone. Processors are
-shared between computing and sending, as they are not on an accelerator, so nothing reaches it.
+shared between computing and sending, as they are not on an accelerator, so nothing reaches it. What
+is within reach on such processors is measured too: the compute beside an exchange of as many bytes
+that no layer waits for.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ ON_REQUEST = ("cnn-small",)
 CHUNKS_PER_MODEL = (32, 16)
 NAMES = ("ddp", "bytescheduler")
 WORKERS = 2
+PIECES = {"pieces": 8}
 COMPUTE: tuple[str, dict[str, Any]] = ("compute", {})
+SIDE_BY_SIDE: tuple[str, dict[str, Any]] = ("side-by-side", PIECES)
 WARMUP = 3
 TRIES = 3
 TRIAL_TURNS, TRIAL_ITERATIONS = 5, 6
@@ -73,7 +77,8 @@ class RealComparison:
         job = real_job(self._task, self._lab)
         self._shape(job)
         chosen = self._choose(job)
-        contestants = {**{name: (name, chosen[name]) for name in NAMES}, "compute": COMPUTE}
+        contestants = {name: (name, chosen[name]) for name in NAMES}
+        contestants |= {"compute": COMPUTE, "side-by-side": SIDE_BY_SIDE}
         before = self._exchange(job)
         runs = self._turns("measuring", contestants, args.turns, args.iterations)
         runs["exchange"] = [*before, *self._exchange(job)]
@@ -113,10 +118,7 @@ class RealComparison:
         return runs
 
     def _exchange(self, job: Job) -> list[float]:
-        return [
-            self._lab.measure("exchange", job, {"pieces": 8}, iterations=5)
-            for _ in range(EXCHANGES)
-        ]
+        return [self._lab.measure("exchange", job, PIECES, iterations=5) for _ in range(EXCHANGES)]
 
     def _document(
         self, job: Job, chosen: dict[str, dict[str, Any]], runs: dict[str, list[float]]
@@ -130,6 +132,7 @@ class RealComparison:
             "bound_s": structural_bound(job, compute, exchange),
             "compute_s": compute,
             "exchange_s": exchange,
+            "side_by_side_s": median(runs["side-by-side"]),
             "systems": {
                 name: {
                     "median_s": median(runs[name]),

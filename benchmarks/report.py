@@ -63,11 +63,13 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def _caption(result: dict[str, Any]) -> str:
-    parts = (
-        f"{key} {result[f'{key}_s'] * 1e3:.0f} ms"
-        for key in ("compute", "exchange", "limit", "bound")
+    names = ("compute", "exchange", "side_by_side", "limit", "bound")
+    times = {name: result.get(f"{name}_s") for name in names}
+    return ", ".join(
+        f"{name.replace('_', ' ')} {seconds * 1e3:.0f} ms"
+        for name, seconds in times.items()
+        if seconds is not None
     )
-    return ", ".join(parts)
 
 
 def _baseline(result: dict[str, Any]) -> float:

@@ -14,6 +14,9 @@ it applied to the unpacked archive during the build:
 - C++20 and a few standard headers that older compilers included by themselves;
 - its macro TORCH_VERSION renamed, since torch now has one; the new signature of torch's
   `include_paths`; a header TH/TH.h with forward declarations;
+- threads that find nothing to do pause for 2 ms. BytePS's look again after a microsecond, and
+  ps-lite's receivers at once, under the lock that senders need: thirty threads of two workers that
+  keep two processors from all other work;
 - `synchronize()` polls before it waits. Its wait keeps the GIL, and with today's torch dropping a
   tensor may need the GIL: BytePS's threads drop one that is done before the one that is waited
   for, and both wait for ever.
@@ -36,7 +39,7 @@ from pathlib import Path
 import wheel_cache
 
 VERSION = "0.2.5.post15"
-REVISION = 2
+REVISION = 3
 """Raised when this script builds something else, so that what is cached is not used any more."""
 
 OUR_FILES = Path(__file__).resolve().parent / "byteps"
@@ -48,6 +51,8 @@ CUDA_HEADERS = (
     "nvidia-nccl-cu12==2.21.5",
 )
 """Packages of the registry whose headers the build needs; none of their libraries is used."""
+
+PAUSE_US = 2000
 
 PRE_INCLUDED = ("memory", "functional", "cstring", "limits", "algorithm")
 
@@ -65,8 +70,8 @@ def build(work: Path, result: Path, log: Path) -> None:
     include = _download_headers(work, log)
     libraries = _compile_null_libraries(result / "lib", include, log)
     source = wheel_cache.unpack_source("byteps", VERSION, work, log)
-    _build_ps_lite(source, log)
     _adapt(source)
+    _build_ps_lite(source, log)
     wheel = wheel_cache.build_wheel(source, result, log, _environment(include, libraries))
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(result / "site")]
     wheel_cache.run_logged([*pip, str(wheel)], log, cwd=work, env=os.environ)
@@ -113,6 +118,12 @@ def _adapt(source: Path) -> None:
     wait = "    c_lib.byteps_torch_wait_and_clear(handle)"
     poll = "    while not poll(handle):\n        time.sleep(0.001)\n"
     _replace(ops, re.escape(wait), poll + wait)
+    pause = f"std::this_thread::sleep_for(std::chrono::microseconds({PAUSE_US}));"
+    receiver = source / "3rdparty" / "ps-lite" / "src" / "zmq_van.h"
+    unlocked = rf"\1            mu_.unlock(); {pause} mu_.lock();\n"
+    _replace(receiver, r"(== EAGAIN\) \{[^\n]*\n)", unlocked)
+    stages = source / "byteps" / "common" / "core_loops.cc"
+    _replace(stages, r"std::this_thread::sleep_for\(std::chrono::nanoseconds\(1000\)\);", pause)
     # The tests speak TCP; RDMA libraries that happen to be here must not become a dependency.
     _replace(setup, r"return ret_code==0", "return False")
 

@@ -93,8 +93,8 @@ def _processes() -> Generator[list[subprocess.Popen[bytes]]]:
 def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> int:
     """Wait until all have ended well, one has failed, or the deadline has passed."""
     with selectors.DefaultSelector() as selector:
-        for process in processes:
-            selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, process)
+        for index, process in enumerate(processes):
+            selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, (index, process))
         try:
             return _wait_for_each(selector, deadline)
         finally:
@@ -110,8 +110,11 @@ def _wait_for_each(selector: selectors.BaseSelector, deadline: float) -> int:
         for key, _ in ended:
             selector.unregister(key.fd)
             os.close(key.fd)
-            if (code := key.data.wait()) != 0:
-                return code if code > 0 else 128 - code
+            index, process = key.data
+            if (code := process.wait()) != 0:
+                code = code if code > 0 else 128 - code
+                print(f"rank {index} ended with exit code {code}: ending all", file=sys.stderr)
+                return code
     return 0
 
 

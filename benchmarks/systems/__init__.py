@@ -11,7 +11,7 @@ from benchmarks.systems.kvstore import KVStoreSystem, P3System
 from benchmarks.systems.ours import AutoSystem, BarrierSystem, FifoSystem, PrioritySystem
 from benchmarks.systems.ours_horovod import PrioritySystemOverHorovod
 from benchmarks.systems.ours_ps import PrioritySystemOverServers
-from benchmarks.systems.reference import ComputeAlone, ExchangeAlone
+from benchmarks.systems.reference import ComputeAlone, ComputeBesideExchange, ExchangeAlone
 from benchmarks.systems.tensorflow import MirroredSystem, ScheduledKerasSystem
 
 SYSTEMS: dict[str, System] = {
@@ -34,7 +34,7 @@ SYSTEMS: dict[str, System] = {
     )
 }
 REFERENCES: dict[str, System] = {
-    system.name: system for system in (ComputeAlone(), ExchangeAlone())
+    system.name: system for system in (ComputeAlone(), ComputeBesideExchange(), ExchangeAlone())
 }
 OURS = frozenset(
     {

@@ -91,7 +91,7 @@ class TorchSystem(System):
         model: nn.Module,
         loss: Callable[[nn.Module], torch.Tensor],
         settings: Mapping[str, Any],
-    ) -> TorchSession:
+    ) -> Session:
         """Wrap any model; ``loss`` runs a forward of what it is given."""
         import torch
 

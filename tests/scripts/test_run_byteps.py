@@ -72,8 +72,6 @@ def why_not() -> str | None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _runnable() -> None:
-    if os.environ.get("BYTESCHEDULER_TEST_BYTEPS") != "1":
-        pytest.skip("BytePS busy-polls, minutes on two cores: run `make test-byteps`")
     if reason := why_not():
         pytest.skip(reason)
 

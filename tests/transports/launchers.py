@@ -254,8 +254,6 @@ def byteps(arguments: Sequence[str], folder: Path, world_size: int, limit: float
 
 
 def why_no_byteps() -> str | None:
-    if os.environ.get("BYTESCHEDULER_TEST_BYTEPS") != "1":
-        return "BytePS busy-polls, minutes on two cores: run `make test-byteps`"
     script = importlib.util.spec_from_file_location("run_byteps", SCRIPTS / "run_byteps.py")
     assert script is not None
     assert script.loader is not None
