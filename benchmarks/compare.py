@@ -27,7 +27,7 @@ from benchmarks.job import COMPUTE_S, Job, make_job
 from benchmarks.lab import Lab, open_lab
 from benchmarks.prediction import predict
 from benchmarks.report import Progress, bars, comparison_table, console, track
-from benchmarks.systems import REFERENCES, SYSTEMS
+from benchmarks.systems import REFERENCES, SYSTEMS, find
 from benchmarks.systems.base import Settings
 from bytescheduler.simulate import Network, bound_s, profile_names
 
@@ -123,7 +123,7 @@ class Comparison:
         return rate
 
     def _choose(self, name: str, record: Measured) -> None:
-        system = SYSTEMS.get(name) or REFERENCES[name]
+        system = find(name)
         candidates = system.sweep(self._job)[: self._effort.tries]
         record.settings = candidates[0]
         if system.learns:

@@ -34,8 +34,10 @@ SYSTEMS: dict[str, System] = {
     )
 }
 REFERENCES: dict[str, System] = {
-    system.name: system for system in (ComputeAlone(), ComputeBesideExchange(), ExchangeAlone())
+    system.name: system for system in (ComputeAlone(), ExchangeAlone())
 }
+"""What every comparison measures beside its systems."""
+_ALL: dict[str, System] = {**SYSTEMS, **REFERENCES, "side-by-side": ComputeBesideExchange()}
 OURS = frozenset(
     {
         "fifo",
@@ -52,4 +54,4 @@ OURS = frozenset(
 
 def find(name: str) -> System:
     """A system or a reference by its name."""
-    return SYSTEMS.get(name) or REFERENCES[name]
+    return _ALL[name]
