@@ -21,6 +21,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import build_byteps
 
@@ -30,6 +31,8 @@ EXIT_USAGE = 2
 EXIT_TIMEOUT = 124
 SERVER_GRACE_S = 10
 """How long scheduler and server may take to end by themselves after the last worker."""
+
+_Process: TypeAlias = "subprocess.Popen[bytes]"
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
@@ -52,10 +55,13 @@ def run(command: Sequence[str], *, workers: int, timeout_s: float) -> int:
     with _processes() as processes:
         for role, variables in _byteps_roles.roles(command, workers):
             processes.append(_start(role, {**built, **variables}))
+        others, ranks = processes[:-workers], processes[-workers:]
         deadline = time.monotonic() + timeout_s
-        code = _wait(processes[-workers:], deadline)
+        code, failed = _wait(ranks, deadline)
+        if failed is not None:
+            print(f"rank {ranks.index(failed)} failed with exit code {code}", file=sys.stderr)
         if code == 0:
-            _wait(processes[:-workers], min(deadline, time.monotonic() + SERVER_GRACE_S))
+            _wait(others, min(deadline, time.monotonic() + SERVER_GRACE_S))
     return code
 
 
@@ -90,11 +96,15 @@ def _processes() -> Generator[list[subprocess.Popen[bytes]]]:
             process.wait()
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> int:
-    """Wait until all have ended well, one has failed, or the deadline has passed."""
+def _wait(processes: Sequence[_Process], deadline: float) -> tuple[int, _Process | None]:
+    """Wait until all have ended well, one has failed, or the deadline has passed.
+
+    Returns:
+        Exit code, and who failed.
+    """
     with selectors.DefaultSelector() as selector:
-        for index, process in enumerate(processes):
-            selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, (index, process))
+        for process in processes:
+            selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, process)
         try:
             return _wait_for_each(selector, deadline)
         finally:
@@ -102,20 +112,19 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> int:
                 os.close(key.fd)
 
 
-def _wait_for_each(selector: selectors.BaseSelector, deadline: float) -> int:
+def _wait_for_each(
+    selector: selectors.BaseSelector, deadline: float
+) -> tuple[int, _Process | None]:
     while selector.get_map():
         ended = selector.select(max(0.0, deadline - time.monotonic()))
         if not ended:
-            return EXIT_TIMEOUT
+            return EXIT_TIMEOUT, None
         for key, _ in ended:
             selector.unregister(key.fd)
             os.close(key.fd)
-            index, process = key.data
-            if (code := process.wait()) != 0:
-                code = code if code > 0 else 128 - code
-                print(f"rank {index} ended with exit code {code}: ending all", file=sys.stderr)
-                return code
-    return 0
+            if (code := key.data.wait()) != 0:
+                return (code if code > 0 else 128 - code), key.data
+    return 0, None
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

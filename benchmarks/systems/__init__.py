@@ -37,6 +37,7 @@ REFERENCES: dict[str, System] = {
     system.name: system for system in (ComputeAlone(), ExchangeAlone())
 }
 """What every comparison measures beside its systems."""
+
 _ALL: dict[str, System] = {**SYSTEMS, **REFERENCES, "side-by-side": ComputeBesideExchange()}
 OURS = frozenset(
     {
