@@ -14,7 +14,8 @@ from benchmarks.job import Job, nearest_power_of_two, unique
 from benchmarks.systems.base import Settings
 from benchmarks.systems.torch_base import TorchSystem, Wrapped
 
-CHUNKS_PER_MODEL = (128, 64, 256)
+CHUNKS_OF_TWO = (128, 64, 256)
+"""Chunks per model with two workers; a chunk takes as many messages more as there are workers."""
 CREDITS = (4, 2)
 
 
@@ -27,7 +28,8 @@ class PrioritySystem(TorchSystem):
     transport = "torch"
 
     def sweep(self, job: Job) -> list[Settings]:
-        sizes = [nearest_power_of_two(job.gradient_bytes / count) for count in CHUNKS_PER_MODEL]
+        share = job.workers / 2
+        sizes = [nearest_power_of_two(job.gradient_bytes * share / n) for n in CHUNKS_OF_TWO]
         return unique(
             [
                 {"partition_size": size, "credit_size": size * credit}
