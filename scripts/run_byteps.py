@@ -21,7 +21,6 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 import build_byteps
 
@@ -31,8 +30,6 @@ EXIT_USAGE = 2
 EXIT_TIMEOUT = 124
 SERVER_GRACE_S = 10
 """How long scheduler and server may take to end by themselves after the last worker."""
-
-_Process: TypeAlias = "subprocess.Popen[bytes]"
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
@@ -55,13 +52,14 @@ def run(command: Sequence[str], *, workers: int, timeout_s: float) -> int:
     with _processes() as processes:
         for role, variables in _byteps_roles.roles(command, workers):
             processes.append(_start(role, {**built, **variables}))
-        others, ranks = processes[:-workers], processes[-workers:]
         deadline = time.monotonic() + timeout_s
-        code, failed = _wait(ranks, deadline)
-        if failed is not None:
-            print(f"rank {ranks.index(failed)} failed with exit code {code}", file=sys.stderr)
+        ranks = processes[-workers:]
+        code = _wait(ranks, deadline)
+        for rank, process in enumerate(ranks):
+            if process.returncode:
+                print(f"rank {rank} failed with exit code {code}", file=sys.stderr)
         if code == 0:
-            _wait(others, min(deadline, time.monotonic() + SERVER_GRACE_S))
+            _wait(processes[:-workers], min(deadline, time.monotonic() + SERVER_GRACE_S))
     return code
 
 
@@ -96,12 +94,8 @@ def _processes() -> Generator[list[subprocess.Popen[bytes]]]:
             process.wait()
 
 
-def _wait(processes: Sequence[_Process], deadline: float) -> tuple[int, _Process | None]:
-    """Wait until all have ended well, one has failed, or the deadline has passed.
-
-    Returns:
-        Exit code, and who failed.
-    """
+def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> int:
+    """Wait until all have ended well, one has failed, or the deadline has passed."""
     with selectors.DefaultSelector() as selector:
         for process in processes:
             selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, process)
@@ -112,19 +106,17 @@ def _wait(processes: Sequence[_Process], deadline: float) -> tuple[int, _Process
                 os.close(key.fd)
 
 
-def _wait_for_each(
-    selector: selectors.BaseSelector, deadline: float
-) -> tuple[int, _Process | None]:
+def _wait_for_each(selector: selectors.BaseSelector, deadline: float) -> int:
     while selector.get_map():
         ended = selector.select(max(0.0, deadline - time.monotonic()))
         if not ended:
-            return EXIT_TIMEOUT, None
+            return EXIT_TIMEOUT
         for key, _ in ended:
             selector.unregister(key.fd)
             os.close(key.fd)
             if (code := key.data.wait()) != 0:
-                return (code if code > 0 else 128 - code), key.data
-    return 0, None
+                return code if code > 0 else 128 - code
+    return 0
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -38,7 +38,10 @@ REFERENCES: dict[str, System] = {
 }
 """What every comparison measures beside its systems."""
 
-_ALL: dict[str, System] = {**SYSTEMS, **REFERENCES, "side-by-side": ComputeBesideExchange()}
+_ALL: dict[str, System] = {
+    system.name: system
+    for system in (*SYSTEMS.values(), *REFERENCES.values(), ComputeBesideExchange())
+}
 OURS = frozenset(
     {
         "fifo",

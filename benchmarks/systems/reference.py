@@ -31,6 +31,9 @@ class ComputeBesideExchange(ComputeAlone):
 
     name = "side-by-side"
 
+    def sweep(self, job: Job) -> list[Settings]:
+        return ExchangeAlone().sweep(job)
+
     def open_task(
         self, model: Any, loss: Callable[[Any], Any], settings: Mapping[str, Any]
     ) -> Session:
