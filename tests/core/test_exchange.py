@@ -248,7 +248,8 @@ def test_returned_callbacks_run_once_per_post_and_on_failure(engine):
     def work(rank: Rank) -> None:
         for parameter in (1, 0):
             rank.exchange.post(
-                parameter, lambda parameter=parameter: calls.append((rank.rank, parameter))
+                parameter,
+                on_returned=lambda parameter=parameter: calls.append((rank.rank, parameter)),
             )
         rank.exchange.wait([0, 1])
 

@@ -46,7 +46,7 @@ def test_a_parameter_returns_exactly_when_its_last_element_does(slots, data):
     ledger = Ledger(slots)
     pieces: list[Span] = []
     for parameter, elements in enumerate(slots):
-        ledger.post(parameter)
+        ledger.post([parameter])
         while elements:
             size = data.draw(st.integers(1, elements))
             pieces.append(Span(parameter, size))
@@ -67,15 +67,15 @@ def test_what_was_never_posted_counts_as_returned():
 
 def test_posting_again_while_in_flight_is_refused():
     ledger = Ledger([4])
-    ledger.post(0)
+    ledger.post([0])
     with pytest.raises(RuntimeError, match="in flight"):
-        ledger.post(0)
+        ledger.post([0])
 
 
 def test_a_waiter_is_woken_when_all_that_it_names_is_there():
     ledger = Ledger([4, 4, 4])
     for parameter in range(3):
-        ledger.post(parameter)
+        ledger.post([parameter])
         ledger.start()
     call = Call(lambda: ledger.wait_returned([0, 2]))
     ledger.complete([Span(0, 4)])
@@ -88,7 +88,7 @@ def test_a_waiter_is_woken_when_all_that_it_names_is_there():
 
 def test_a_wait_that_times_out_says_so_and_leaves_no_trace():
     ledger = Ledger([4])
-    ledger.post(0)
+    ledger.post([0])
     ledger.start()
     assert ledger.wait_returned([0], timeout=0.01) is False
     ledger.complete([Span(0, 4)])
@@ -98,7 +98,7 @@ def test_a_wait_that_times_out_says_so_and_leaves_no_trace():
 def test_callbacks_run_once_at_the_last_element():
     ledger = Ledger([4])
     calls: list[bool] = []
-    ledger.post(0, lambda: calls.append(ledger.returned(0)))
+    ledger.post([0], lambda: calls.append(ledger.returned(0)))
     for _ in range(2):
         ledger.start()
         ledger.complete([Span(0, 2)])
@@ -109,7 +109,7 @@ def test_callbacks_run_once_at_the_last_element():
 
 def test_a_failure_wakes_present_and_later_waiters_with_the_first_error():
     ledger = Ledger([4, 4])
-    ledger.post(0)
+    ledger.post([0])
 
     def block() -> object:
         return ledger.wait_returned([0])
@@ -122,13 +122,13 @@ def test_a_failure_wakes_present_and_later_waiters_with_the_first_error():
     assert str(call.finish().error) == "first"
     assert str(Call(block).finish().error) == "first"
     with pytest.raises(TransportError, match="first"):
-        ledger.post(1)
+        ledger.post([1])
 
 
 def test_a_failure_calls_back_who_waits_for_an_average():
     ledger = Ledger([4])
     seen: list[BaseException | None] = []
-    ledger.post(0, lambda: seen.append(ledger.error))
+    ledger.post([0], lambda: seen.append(ledger.error))
     error = TransportError("gone")
     ledger.fail(error)
     assert seen == [error]
@@ -136,14 +136,14 @@ def test_a_failure_calls_back_who_waits_for_an_average():
 
 def test_what_has_returned_may_still_be_waited_for_after_a_failure():
     ledger = Ledger([4, 4])
-    ledger.post(0)
+    ledger.post([0])
     ledger.fail(TransportError("gone"))
     assert ledger.wait_returned([1]) is True
 
 
 def test_close_raises_transport_closed():
     ledger = Ledger([4])
-    ledger.post(0)
+    ledger.post([0])
     call = Call(lambda: ledger.wait_returned([0]))
     ledger.close()
     assert isinstance(call.finish().error, TransportClosedError)
@@ -151,7 +151,7 @@ def test_close_raises_transport_closed():
 
 def test_last_words_are_held_back_until_what_flies_has_landed():
     ledger = Ledger([4])
-    ledger.post(0)
+    ledger.post([0])
     ledger.start()
     ledger.retire(TransportError("rank 0 left"))
     assert ledger.error is None

@@ -63,7 +63,7 @@ class LeaderBench:
         """Post each round, in its own order, when the one before is back; then stop."""
         for order in rounds:
             for parameter in order:
-                self.leader.post(parameter)
+                self.leader.post([parameter])
             while self.flying:
                 self.land()
         self.leader.stop()
@@ -103,7 +103,7 @@ class BurstBench(LeaderBench):
     def burst(self, parameters: Iterable[int]) -> None:
         self.asleep = True
         for parameter in parameters:
-            self.leader.post(parameter)
+            self.leader.post([parameter])
         self.asleep = False
         self.leader.pump()
 
@@ -148,9 +148,9 @@ def test_what_is_urgent_overtakes_what_waits_for_credit():
 
 def test_a_chunk_waits_for_every_parameter_that_it_overlaps():
     bench = LeaderBench(layout_of([15, 15]), 128, 128)
-    bench.leader.post(1)
+    bench.leader.post([1])
     assert bench.started == []
-    bench.leader.post(0)
+    bench.leader.post([0])
     assert bench.started == [0]
 
 
@@ -163,11 +163,11 @@ def test_nobody_is_woken_for_what_cannot_start():
     leader = Leader(
         layout.cut(64), Scheduler(64), bench, bench.announce, LIMIT, lambda: wakes.append(1)
     )
-    leader.post(3)
+    leader.post([3])
     assert len(wakes) == 1
     leader.pump()
     for parameter in (2, 1, 0):  # the credit is taken
-        leader.post(parameter)
+        leader.post([parameter])
     assert len(wakes) == 1
 
 
@@ -175,7 +175,7 @@ def test_the_credit_bounds_what_flies():
     bench = LeaderBench(layout_of([15] * 6), 64, 128)
     bench.landing = 0.0
     for parameter in range(6):
-        bench.leader.post(parameter)
+        bench.leader.post([parameter])
     assert bench.peak == 128
     assert bench.started == [0, 1]
 
@@ -184,7 +184,7 @@ def test_on_an_engine_that_negotiates_rounds_are_announced_instead_of_chunks():
     bench = LeaderBench(layout_of([15] * 4), 64, 64, negotiated=True)
     bench.landing = 0.0
     for parameter in (3, 2, 1, 0):
-        bench.leader.post(parameter)
+        bench.leader.post([parameter])
     assert bench.announced == [[GO]]
     while bench.flying:
         bench.land()
@@ -192,7 +192,7 @@ def test_on_an_engine_that_negotiates_rounds_are_announced_instead_of_chunks():
     assert bench.announced == [[GO], [STEP, 1, 1, GO]]
     for _ in range(2):  # rounds, without a step between them
         for parameter in (3, 2, 1, 0):
-            bench.leader.post(parameter)
+            bench.leader.post([parameter])
         while bench.flying:
             bench.land()
     assert bench.announced == [[GO], [STEP, 1, 1, GO], [GO]]
@@ -203,11 +203,11 @@ def test_on_an_engine_that_negotiates_rounds_are_announced_instead_of_chunks():
 def test_a_round_that_was_let_go_ends_before_a_cut():
     bench = LeaderBench(layout_of([15] * 2), 64, 64, negotiated=True)
     for parameter in (1, 0):
-        bench.leader.post(parameter)
+        bench.leader.post([parameter])
     bench.leader.step(Step(number=1, rounds=1))
     bench.leader.cut(Cut(partition_size=256, credit_size=256, mode=0))
     for parameter in (1, 0, 1, 0):
-        bench.leader.post(parameter)
+        bench.leader.post([parameter])
         while bench.flying:
             bench.land()
     bench.leader.stop()
@@ -239,7 +239,7 @@ def test_a_step_is_announced_with_what_comes_next():
     bench = LeaderBench(layout_of([1]), 64, 64)
     bench.leader.step(Step(number=7, rounds=9))
     assert bench.announced == []
-    bench.leader.post(0)
+    bench.leader.post([0])
     bench.leader.step(Step(number=8, rounds=10))
     bench.leader.stop()
     assert bench.announced == [[STEP, 7, 9, 0], [STEP, 8, 10, STOP]]
@@ -257,10 +257,10 @@ def test_steps_that_nothing_follows_do_not_pile_up():
 def test_a_cut_waits_until_all_is_back_and_holds_later_posts_back():
     bench = LeaderBench(layout_of([15] * 4), 64, 64)
     bench.landing = 0.0
-    bench.leader.post(3)
+    bench.leader.post([3])
     bench.leader.cut(Cut(partition_size=256, credit_size=256, mode=0))
     for parameter in range(4):
-        bench.leader.post(parameter)
+        bench.leader.post([parameter])
     assert bench.announced == [[3]]
     bench.land()
     bench.land()
@@ -275,9 +275,9 @@ def test_a_failed_start_ends_the_leader():
 
     bench = Broken(layout_of([15, 15]), 64, 64)
     with pytest.raises(TransportError, match="wire cut"):
-        bench.leader.post(1)
+        bench.leader.post([1])
     assert bench.leader.ended.is_set()
-    bench.leader.post(0)
+    bench.leader.post([0])
     bench.leader.stop()
     assert bench.announced == [[1]]
 
@@ -298,7 +298,7 @@ def test_many_threads_post_and_complete_and_each_chunk_starts_once():
     bench = Threaded(layout, 64, 256)
     engine = [threading.Thread(target=complete) for _ in range(3)]
     posters = [
-        threading.Thread(target=lambda part=part: [bench.leader.post(p) for p in part])
+        threading.Thread(target=lambda part=part: [bench.leader.post([p]) for p in part])
         for part in (range(0, 64, 2), range(1, 64, 2))
     ]
     for thread in [*engine, *posters]:
@@ -349,7 +349,7 @@ def test_the_follower_starts_what_is_announced_in_that_order(announced, posted, 
     left = [*announced], [*posted]
     while any(left):
         if left[1] and (not left[0] or data.draw(st.booleans())):
-            bench.follower.post(left[1].pop(0))
+            bench.follower.post([left[1].pop(0)])
         else:
             bench.hear([left[0].pop(0)])
         ready = set(posted) - set(left[1])
@@ -363,46 +363,46 @@ def test_the_nth_start_of_a_chunk_waits_for_the_nth_round():
     bench = FollowerBench(layout_of([15, 15]), 64)
     bench.hear([1, 0], [0, 1])
     for parameter in (0, 1):
-        bench.follower.post(parameter)
+        bench.follower.post([parameter])
     assert bench.started == [1, 0]
-    bench.follower.post(1)
+    bench.follower.post([1])
     assert bench.started == [1, 0]
-    bench.follower.post(0)
+    bench.follower.post([0])
     assert bench.started == [1, 0, 0, 1]
 
 
 def test_what_is_posted_ahead_of_a_new_cut_counts_for_it():
     bench = FollowerBench(layout_of([15, 15]), 64)
-    bench.follower.post(0)
-    bench.follower.post(1)
+    bench.follower.post([0])
+    bench.follower.post([1])
     bench.hear([0, 1])
-    bench.follower.post(1)  # the next round, before the cut is heard
+    bench.follower.post([1])  # the next round, before the cut is heard
     bench.hear([CUT, 128, 128, 0, 0])
     assert bench.started == [0, 1]
-    bench.follower.post(0)
+    bench.follower.post([0])
     assert bench.started == [0, 1, 0]
 
 
 def test_a_cut_in_the_midst_of_a_round_counts_what_was_sent_before_it():
     bench = FollowerBench(layout_of([15, 15, 15, 15]), 64)
-    bench.follower.post(3)
+    bench.follower.post([3])
     bench.hear([3, CUT, 128, 128, 0])
-    bench.follower.post(2)  # its chunk-mate 3 went before the cut, with this round
+    bench.follower.post([2])  # its chunk-mate 3 went before the cut, with this round
     bench.hear([1])
     assert bench.started == [3]
-    bench.follower.post(3)
+    bench.follower.post([3])
     assert bench.started == [3, 1]
 
 
 def test_the_follower_starts_what_is_ready_of_the_rounds_that_were_let_go():
     bench = FollowerBench(layout_of([15, 15, 15]), 64)
-    bench.follower.post(2)
-    bench.follower.post(0)
+    bench.follower.post([2])
+    bench.follower.post([0])
     assert bench.started == []
     bench.hear([GO])
     assert bench.started == [0, 2]
-    bench.follower.post(2)  # the next round
-    bench.follower.post(1)
+    bench.follower.post([2])  # the next round
+    bench.follower.post([1])
     assert bench.started == [0, 2, 1]
     bench.hear([STEP, 1, 1, GO])
     assert bench.started == [0, 2, 1, 2]
@@ -412,10 +412,10 @@ def test_what_is_posted_of_a_round_that_was_not_let_go_counts_for_the_new_cut():
     bench = FollowerBench(layout_of([15, 15]), 64)
     bench.hear([GO])
     for parameter in (1, 0, 1):
-        bench.follower.post(parameter)
+        bench.follower.post([parameter])
     bench.hear([CUT, 128, 128, 0], [GO])
     assert bench.started == [1, 0]
-    bench.follower.post(0)
+    bench.follower.post([0])
     assert bench.started == [1, 0, 0]
 
 
@@ -423,7 +423,7 @@ def test_the_follower_hands_steps_over_for_comparison():
     bench = FollowerBench(layout_of([1]), 64)
     bench.hear([STEP, 4, 5, 0])
     assert bench.steps == [Step(number=4, rounds=5)]
-    bench.follower.post(0)
+    bench.follower.post([0])
     assert bench.started == [0]
 
 
@@ -432,7 +432,7 @@ def test_the_follower_ends_with_the_leader():
     assert bench.follower.take([0])
     assert not bench.follower.take([STEP, 1, 1, STOP])
     assert bench.follower.ended.is_set()
-    bench.follower.post(0)
+    bench.follower.post([0])
     assert bench.started == []
 
 
@@ -447,11 +447,11 @@ def test_what_the_leader_announces_makes_the_follower_start_the_same(
     heard = 0
     for _ in range(rounds):
         for parameter in rng.sample(everybody, len(numels)):
-            leader.leader.post(parameter)
+            leader.leader.post([parameter])
         while leader.flying:
             leader.land()
         for parameter in rng.sample(everybody, len(numels)):
-            follower.follower.post(parameter)
+            follower.follower.post([parameter])
         follower.hear(*leader.announced[heard:])
         heard = len(leader.announced)
     assert follower.started == leader.started

@@ -122,6 +122,17 @@ def a_loss_for_each_head(model: Any, optimizer: Any, data: Any, loss: Any) -> No
         optimizer.step()
 
 
+def heads_by_turns_read_between(model: Any, optimizer: Any, data: Any, loss: Any) -> None:
+    """What one pass learns of the order of gradients is of no use in the next one."""
+    for batch in data:
+        optimizer.zero_grad()
+        loss(lambda x, which=step_of(batch) % 2: model(x, which), batch).backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.clamp_(-0.01, 0.01)
+        optimizer.step()
+
+
 CASES |= {
     f"{sent}, rest {rest}": Case(
         loop=partial(accumulate, pause=sent == "no_sync", rest=rest), steps=10
@@ -138,6 +149,7 @@ CASES |= {
     "two losses of one forward": Case(loop=two_losses_of_one_forward, **REORDERED),
     "unsent after sent": Case(loop=unsent_after_sent, **REORDERED),
     "a loss for each head": Case(**{**REORDERED, "model": TwoHeads}, loop=a_loss_for_each_head),
+    "heads by turns": Case(**{**REORDERED, "model": TwoHeads}, loop=heads_by_turns_read_between),
     "gradient penalty": Case(loop=plain_loop, **{**REORDERED, "loss": penalised}),
 }
 

@@ -118,24 +118,25 @@ class Exchange:
         """Why the exchange failed, if it did."""
         return self._ledger.error
 
-    def post(self, parameter: int, on_returned: Callable[[], None] | None = None) -> None:
-        """This rank's gradient of ``parameter`` lies in the buffer; send it when its turn comes.
+    def post(self, *parameters: int, on_returned: Callable[[], None] | None = None) -> None:
+        """This rank's gradients of ``parameters`` lie in the buffer; send each when its turn comes.
 
         Args:
-            on_returned: called once, from a background thread, when the average is there or the
-                exchange failed (see ``error``); must be quick and must not raise.
+            on_returned: called once for each, from a background thread, when its average is there
+                or the exchange failed (see ``error``); must be quick and must not raise.
 
         Raises:
             TransportError: the exchange failed or was closed.
         """
         try:
-            self._ledger.post(parameter, on_returned)
+            self._ledger.post(parameters, on_returned)
         except ByteSchedulerError as error:
             raise self._explain(error) from error.__cause__
-        self._count(parameter)
-        if self._observer is not None:
-            self._observer.posted(parameter)
-        self._side.post(parameter)
+        for parameter in parameters:
+            self._count(parameter)
+            if self._observer is not None:
+                self._observer.posted(parameter)
+        self._side.post(parameters)
 
     @property
     def round_open(self) -> bool:
@@ -300,7 +301,7 @@ class Exchange:
             self._rounds += 1
 
     def _adopt(self, settings: Settings) -> Plan:
-        plan = self.layout.cut(settings.partition_size, growing=settings.growing)
+        self.plan = plan = self.layout.cut(settings.partition_size, growing=settings.growing)
         self._handles = [
             self._transport.prepare(
                 chunk.index, self._buffers[chunk.buffer][chunk.start : chunk.stop]

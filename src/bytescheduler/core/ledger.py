@@ -61,19 +61,22 @@ class Ledger:
         """Why the exchange failed, if it did."""
         return self._error
 
-    def post(self, parameter: int, on_returned: Callable[[], None] | None = None) -> None:
-        """Begin a round of ``parameter``; it must have returned from the one before.
+    def post(
+        self, parameters: Iterable[int], on_returned: Callable[[], None] | None = None
+    ) -> None:
+        """Begin a round of ``parameters``; they must have returned from the one before.
 
-        ``on_returned`` is called once, from the thread that completes the last chunk, or from the
-        one that reports a failure: look at ``error`` in it.
+        ``on_returned`` is called once for each, from the thread that completes its last chunk, or
+        from the one that reports a failure: look at ``error`` in it.
         """
         with self._lock:
             self._raise_if_failed()
-            if self._outstanding[parameter]:
-                raise RuntimeError(f"parameter {parameter} was posted while it is in flight")
-            self._outstanding[parameter] = self._slots[parameter]
-            if on_returned is not None:
-                self._callbacks[parameter] = on_returned
+            for parameter in parameters:
+                if self._outstanding[parameter]:
+                    raise RuntimeError(f"parameter {parameter} was posted while it is in flight")
+                self._outstanding[parameter] = self._slots[parameter]
+                if on_returned is not None:
+                    self._callbacks[parameter] = on_returned
 
     def start(self) -> None:
         """Count a chunk that is handed to the transport."""

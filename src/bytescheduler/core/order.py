@@ -32,7 +32,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -183,10 +183,10 @@ class Leader(_Side):
         self._deferred: list[int] = []
         self._stopping = False
 
-    def post(self, parameter: int) -> None:
-        """This rank's gradient of ``parameter`` is there."""
+    def post(self, parameters: Iterable[int]) -> None:
+        """This rank's gradients of ``parameters`` are there."""
         with self._lock:
-            changed = self._post(parameter) and not self._busy
+            changed = sum(map(self._post, parameters)) > 0 and not self._busy
             due = changed and (self._scheduler.startable or self._news_are_due)
         if due:
             self._wake()
@@ -322,11 +322,10 @@ class Follower(_Side):
         self._sent = [0] * len(plan.chunks_of)  # rounds of each parameter before this cut
         self._arm(plan)
 
-    def post(self, parameter: int) -> None:
-        """This rank's gradient of ``parameter`` is there."""
+    def post(self, parameters: Iterable[int]) -> None:
+        """This rank's gradients of ``parameters`` are there."""
         with self._lock:
-            self._posted[parameter] += 1
-            changed = self._mark(parameter) and not self._busy
+            changed = sum(map(self._mark, parameters)) > 0 and not self._busy
             due = changed and (self._head_is_ready or bool(self._free))
         if due:
             self._wake()
@@ -403,10 +402,14 @@ class Follower(_Side):
         self._rounds_to_go = 0  # of this plan
         for parameter, rounds in enumerate(self._posted):
             if rounds > self._sent[parameter]:
-                self._mark(parameter)
+                self._count(parameter)
 
     def _mark(self, parameter: int) -> bool:
-        """Count ``parameter``; return whether chunks are ready that were not."""
+        """Note a round of ``parameter``; return whether chunks are ready that were not."""
+        self._posted[parameter] += 1
+        return self._count(parameter)
+
+    def _count(self, parameter: int) -> bool:
         ready = self._ready.post(parameter)
         if not ready:
             return False

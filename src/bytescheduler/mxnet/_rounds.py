@@ -61,6 +61,6 @@ class Rounds:
             self._begin(self._number)
         self._posted.add(parameter)
         try:
-            self._exchange.post(parameter, release)
+            self._exchange.post(parameter, on_returned=release)
         except ByteSchedulerError:
             release()

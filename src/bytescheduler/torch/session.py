@@ -34,6 +34,7 @@ from bytescheduler.torch import promise
 from bytescheduler.torch.agreement import agree
 from bytescheduler.torch.buffers import BufferSync
 from bytescheduler.torch.gates import Gates
+from bytescheduler.torch.harvest import Harvest
 from bytescheduler.torch.keeper import Keeper
 from bytescheduler.torch.roster import Roster
 from bytescheduler.torch.slots import (
@@ -43,6 +44,7 @@ from bytescheduler.torch.slots import (
     State,
     clear_gradient,
     facts_of,
+    store,
 )
 from bytescheduler.torch.sparse import average_sparse_gradients
 from bytescheduler.torch.updates import Updater
@@ -105,6 +107,7 @@ class Session:
 
     def set_paused(self, paused: bool) -> None:
         """Leave gradients alone from now on (accumulation), or no longer."""
+        self._harvest.flush()
         self._paused += 1 if paused else -1
 
     def set_joining(self, joining: bool) -> None:
@@ -121,6 +124,7 @@ class Session:
 
     def synchronize(self) -> None:
         """Everything current: gradients if a step is yet to come, weights otherwise; buffers."""
+        self._harvest.flush()
         if self._any(State.POSTED):
             self.bring_gradients()
         self.make_current(list(self._stepped.values()))
@@ -151,6 +155,7 @@ class Session:
             slot.parameter.register_post_accumulate_grad_hook(self._hook(slot))
             for slot in memory.slots
         ]
+        self._harvest = Harvest(self._bring, streams=self._stream is not None)
         self._gates.assign(memory.by_parameter)
         self._roster.survey(memory.named)
         self.exchange = Exchange(
@@ -184,14 +189,21 @@ class Session:
         def on_gradient(_: torch.Tensor) -> None:
             if self._paused:
                 return
-            if slot.state is not State.IDLE:
-                self._reopen(slot)
-            if not self._touched:
-                self._touch()
-            slot.store()
-            self._post(slot)
+            if slot.state is State.IDLE:
+                self._harvest.note(slot)
+                return
+            self._harvest.flush()
+            self._reopen(slot)
+            self._bring([slot])
 
         return on_gradient
+
+    def _bring(self, slots: Sequence[Slot]) -> None:
+        """Into the buffer, and on their way."""
+        if not self._touched:
+            self._touch()
+        store(slots)
+        self._post(slots)
 
     def _reopen(self, slot: Slot) -> None:
         """A gradient arrives for a parameter that is in flight."""
@@ -221,11 +233,12 @@ class Session:
         if self._joining:
             self.transport.exchange(ACTIVE)
 
-    def _post(self, slot: Slot) -> None:
-        slot.leave()
-        if self._stream is not None:
-            slot.event = torch.cuda.current_stream().record_event()
-        self.exchange.post(slot.index)
+    def _post(self, slots: Sequence[Slot]) -> None:
+        event = torch.cuda.current_stream().record_event() if self._stream is not None else None
+        for slot in slots:
+            slot.event = event
+            slot.leave()
+        self.exchange.post(*[slot.index for slot in slots])
 
     def _flush(self) -> None:
         """Post what this rank did not produce in this round, so that no rank waits for it."""
@@ -233,14 +246,14 @@ class Session:
         self.make_current(list(self._stepped.values()))
         missing = self.exchange.missing()
         self._await(missing)  # of the round before
-        for index in missing:
-            slot = self._slots[index]
+        slots = [self._slots[index] for index in missing]
+        for slot in slots:
             slot.reopen()
             if slot.gradient is not None:  # accumulated under no_sync, or kept
-                slot.store()
+                store([slot])
             else:
                 slot.blank()
-            self._post(slot)
+        self._post(slots)
 
     def _complete_round(self) -> None:
         if self.exchange.round_open:
@@ -250,6 +263,7 @@ class Session:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step of the user's optimizer, now or as parameters are needed."""
+        self._harvest.flush()
         if self._lane is not None:
             self._lane.end()
         self._follow_requires_grad()
@@ -299,6 +313,8 @@ class Session:
         for slot in self._slots:
             if slot.state is State.IDLE:
                 slot.end_iteration()
+        if self._observer is None:  # who wants to know when each gradient came
+            self._harvest.learn(self.exchange.plan, self._slots)
         self.exchange.step()
         if self._buffers is not None:
             self._buffers.begin()
@@ -326,6 +342,7 @@ class Session:
 
     def bring_gradients(self) -> None:
         """Between backward and step: all gradients averaged and visible in ``p.grad``."""
+        self._harvest.flush()
         if self.exchange.round_open or not self._touched:
             self._flush()
         self._gather()
@@ -341,6 +358,7 @@ class Session:
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Clear gradients; of those in flight, as soon as they have been used."""
+        self._harvest.flush()
         if self._any(State.POSTED):
             self.bring_gradients()
         self._touched = self._sparse_averaged = False

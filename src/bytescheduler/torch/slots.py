@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from bytescheduler.core import Layout, ParameterSpec
 from bytescheduler.torch.promise import plainly
 
-__all__ = ["Memory", "Named", "Slot", "State", "clear_gradient", "facts_of", "trainable"]
+__all__ = ["Memory", "Named", "Slot", "State", "clear_gradient", "facts_of", "store", "trainable"]
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -41,14 +41,15 @@ class Slot:
         flag: the presence flag, one element behind the gradient.
         fresh: ``view`` holds something of this iteration, from this rank or from others.
         produced: this rank has contributed to it.
+        noted, closes_chunk: see ``harvest.py``.
         clear: what to do with ``p.grad`` after the update: nothing, "none" or "zero".
         event: on CUDA, marks when ``view`` was written.
         stand_in: the parameter's class while it is in flight.
     """
 
     __slots__ = (
-        "clear", "cls", "event", "flag", "fresh", "index", "name", "parameter", "produced",
-        "stand_in", "state", "view",
+        "clear", "closes_chunk", "cls", "event", "flag", "fresh", "index", "name", "noted",
+        "parameter", "produced", "stand_in", "state", "view",
     )  # fmt: skip
 
     stand_in: type[Any]
@@ -59,7 +60,8 @@ class Slot:
         self.parameter = parameter
         self.cls = type(parameter)
         self.state = State.IDLE
-        self.fresh = self.produced = False
+        self.fresh = self.produced = self.noted = False
+        self.closes_chunk = True
         self.clear = ""
         self.event: Any = None
         self.view: Any = _shaped(flat[: parameter.numel()], parameter)
@@ -78,23 +80,6 @@ class Slot:
     def gradient(self, gradient: torch.Tensor | None) -> None:
         with plainly():
             self.parameter.grad = gradient
-
-    def store(self) -> None:
-        """Bring this rank's gradient into the buffer, added to what the iteration has already.
-
-        The parameter must not be in flight. This, ``leave`` and what they call run once for every
-        parameter, between two operations of backward that leave nothing of Python in the
-        processor's caches: each call and each context costs several times what it does in a loop.
-        """
-        gradient = self.parameter.grad
-        if gradient is not None and gradient is not self.view:
-            if torch.is_grad_enabled():  # costs more than the copy of a small gradient
-                with torch.no_grad():
-                    self._take(gradient)
-            else:
-                self._take(gradient)
-        self.flag.put(True)
-        self.fresh = self.produced = True
 
     def blank(self) -> None:
         """This rank has no gradient: contribute zeros, unless others' are here already."""
@@ -126,19 +111,35 @@ class Slot:
         if self.produced or self.flag.is_set():
             self.gradient = self.view
 
-    def _take(self, gradient: torch.Tensor) -> None:
-        dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
-        if self.fresh:
-            self.view.add_(dense)
-        else:
-            self.view.copy_(dense)
-
     def end_iteration(self) -> None:
         """The update was applied: forget this iteration, clear what was to be cleared."""
         self.fresh = self.produced = False
         if self.clear:
             clear_gradient(self.parameter, self.clear == "none")
             self.clear = ""
+
+
+def store(slots: Sequence[Slot]) -> None:
+    """Bring this rank's gradients into the buffer, added to what the iteration has already.
+
+    No parameter of ``slots`` may be in flight.
+    """
+    targets: list[torch.Tensor] = []
+    sources: list[torch.Tensor] = []
+    with torch.no_grad():
+        for slot in slots:
+            gradient = slot.parameter.grad
+            if gradient is not None and gradient is not slot.view:
+                dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
+                if slot.fresh:
+                    slot.view.add_(dense)
+                else:
+                    targets.append(slot.view)
+                    sources.append(dense)
+            slot.flag.put(True)
+            slot.fresh = slot.produced = True
+        if targets:
+            torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateUsage]
 
 
 class _Flag:
