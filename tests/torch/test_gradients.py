@@ -126,7 +126,8 @@ def heads_by_turns_read_between(model: Any, optimizer: Any, data: Any, loss: Any
     """What one pass learns of the order of gradients is of no use in the next one."""
     for batch in data:
         optimizer.zero_grad()
-        loss(lambda x, which=step_of(batch) % 2: model(x, which), batch).backward()
+        which = step_of(batch) % 2
+        loss(lambda x, which=which: model(x, which), batch).backward()
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad.clamp_(-0.01, 0.01)
