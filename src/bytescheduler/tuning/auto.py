@@ -12,8 +12,9 @@ equal decisions. One coroutine reads like the procedure it is::
 
 What makes it safe to leave on:
 
-* Large buckets with a barrier (DistributedDataParallel) and our default are always measured, and
-  take part in the decision unless they are clearly slower: nothing slower than them is kept. The
+* Large buckets with a barrier (DistributedDataParallel), our default and the user's own sizes are
+  always measured, and take part in the decision unless they are clearly slower: nothing slower
+  than them is kept. The
   start-up runs under the first guess or that barrier, which is never far off.
 * Every second lost against the best settings known is counted, switches and the tuner's own
   computing included, against a budget of 1 % of 5,000 iterations for each search and 2 % of the
@@ -282,12 +283,11 @@ class AutoTuner:
         return winner
 
     def _shortlist(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The fastest two, and those anchors that are not clearly slower."""
+        """The fastest two, and what nothing kept may be slower than: anchors and the user's."""
         ranked = sorted(samples, key=lambda sample: sample.seconds)
+        kept = (*self._space.anchors, self._space.users)
         return [
-            sample
-            for place, sample in enumerate(ranked)
-            if place < 2 or sample.settings in self._space.anchors
+            sample for place, sample in enumerate(ranked) if place < 2 or sample.settings in kept
         ]
 
     def _watch(self, reference: Sample) -> Run:
