@@ -17,6 +17,8 @@ from benchmarks.systems.torch_base import TorchSystem, Wrapped
 CHUNKS_OF_TWO = (128, 64, 256)
 """Chunks per model with two workers; a chunk takes as many messages more as there are workers."""
 CREDITS = (4, 2)
+DEFAULTS: Settings = {}
+"""Sizes that follow the bandwidth, which those above do not."""
 
 
 class PrioritySystem(TorchSystem):
@@ -30,13 +32,12 @@ class PrioritySystem(TorchSystem):
     def sweep(self, job: Job) -> list[Settings]:
         share = job.workers / 2
         sizes = [nearest_power_of_two(job.gradient_bytes * share / n) for n in CHUNKS_OF_TWO]
-        return unique(
-            [
-                {"partition_size": size, "credit_size": size * credit}
-                for size in sizes
-                for credit in CREDITS
-            ]
-        )
+        first, *others = [
+            {"partition_size": size, "credit_size": size * credit}
+            for size in sizes
+            for credit in CREDITS
+        ]
+        return unique([first, DEFAULTS, *others])
 
     def wrap(self, model: Any, optimizer: Any, settings: Mapping[str, Any]) -> Wrapped:
         import bytescheduler.torch as bs
