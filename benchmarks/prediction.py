@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from benchmarks.job import make_job
+from bytescheduler.core.config import resolve_settings
 from bytescheduler.simulate import Network, Schedule, simulate
 
 __all__ = ["MESSAGE_S", "predict"]
@@ -45,16 +46,28 @@ def predict(cell: Mapping[str, Any]) -> dict[str, float]:
         bandwidth=job.gradient_bytes / cell["exchange_s"],
         latency_s=MESSAGE_S,
     )
+    known = {"model_bytes": job.gradient_bytes, "bandwidth": network.bandwidth}
     return {
-        name: simulate(profile, network, _SCHEDULES[name](entry["settings"])).iteration_s
+        name: simulate(
+            profile, network, _SCHEDULES[name]({**known, **entry["settings"]})
+        ).iteration_s
         for name, entry in cell["systems"].items()
         if name in _SCHEDULES
     }
 
 
 def _in_chunks(policy: Any, settings: Mapping[str, Any]) -> Schedule:
+    """Sizes as they were set, or else as they follow from model and bandwidth."""
+    resolved = resolve_settings(
+        mode=policy,
+        partition_size=settings.get("partition_size"),
+        credit_size=settings.get("credit_size"),
+        model_bytes=settings["model_bytes"],
+        bandwidth=settings["bandwidth"],
+        environ={},
+    )
     return Schedule(
         policy=policy,
-        partition_bytes=settings["partition_size"],
-        credit_bytes=settings["credit_size"],
+        partition_bytes=resolved.partition_size,
+        credit_bytes=resolved.credit_size,
     )

@@ -124,11 +124,11 @@ class Runtime:
             TransportError: the exchange failed or was closed.
         """
         assert self._exchange is not None
+        for index in self._pending.intersection(indices):
+            raise UsageError(f"{self._specs[index].name} was posted again before its update")
         for index, gradient in zip(indices, gradients, strict=True):
-            if index in self._pending:
-                raise UsageError(f"{self._specs[index].name} was posted again before its update")
-            self._view(index)[:] = gradient.reshape(-1)
-            self._send(index, present=True)
+            self._fill(index, gradient.reshape(-1), present=True)
+        self._exchange.post(*indices)
 
     def end_step(self) -> None:
         """Flush what this rank did not produce, and end the iteration.
@@ -139,9 +139,10 @@ class Runtime:
         """
         assert self._exchange is not None
         if self._exchange.round_open:
-            for index in self._exchange.missing():
-                self._view(index)[:] = 0
-                self._send(index, present=False)
+            missing = self._exchange.missing()
+            for index in missing:
+                self._fill(index, 0, present=False)
+            self._exchange.post(*missing)
         self._exchange.step()
         if self._exchange.settings.mode == "barrier":
             self._exchange.wait(range(len(self._specs)))
@@ -186,12 +187,12 @@ class Runtime:
 
     # -- inside
 
-    def _send(self, index: int, *, present: bool) -> None:
-        assert self._exchange is not None
+    def _fill(self, index: int, gradient: _Array | int, *, present: bool) -> None:
+        """What this rank contributes to a parameter's average, into the buffer."""
         spec = self._specs[index]
+        self._view(index)[:] = gradient
         self._buffers[spec.buffer][self._layout.flag_offset(index)] = present
         self._pending.add(index)
-        self._exchange.post(index)
 
     def _view(self, index: int) -> _Array:
         spec, offset = self._specs[index], self._layout.offsets[index]
