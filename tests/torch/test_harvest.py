@@ -33,11 +33,12 @@ class Field:
     """Scalar layers in a row, hooked as a session does it; ``brought`` is what came when."""
 
     brought: list[list[int]] = field(default_factory=list)
+    one_by_one: bool = False
 
     def __post_init__(self) -> None:
         self.weights = [nn.Parameter(torch.ones(1)) for _ in range(LAYERS)]
         self.slots: list[Any] = [NotedSlot(index) for index in range(LAYERS)]
-        self.harvest = Harvest(self._bring, streams=False)
+        self.harvest = Harvest(self._bring, streams=False, one_by_one=self.one_by_one)
         specs = [ParameterSpec(name=str(i), numel=1, itemsize=4) for i in range(LAYERS)]
         self.plan = Layout(specs).cut(TWO_LAYERS)
         for weight, slot in zip(self.weights, self.slots, strict=True):
@@ -70,6 +71,12 @@ def test_one_by_one_until_the_order_is_known_then_chunk_by_chunk():
     there = Field()
     assert there.backward(5, 4, 3, 2, 1, 0) == [[5], [4], [3], [2], [1], [0]]
     assert there.backward(5, 4, 3, 2, 1, 0) == [[5, 4], [3, 2], [1, 0]]
+
+
+def test_always_one_by_one_for_who_wants_to_know_when_each_came():
+    there = Field(one_by_one=True)
+    for _ in range(3):
+        assert there.backward(5, 4, 3, 2, 1, 0) == [[5], [4], [3], [2], [1], [0]]
 
 
 def test_another_order_is_brought_at_the_latest_when_backward_ends_and_then_known():
@@ -117,7 +124,7 @@ def test_what_a_failed_pass_has_left_is_brought_before_the_next_one():
 def test_what_fails_when_backward_ends_is_raised_by_backward():
     there = Field()
     there.backward(5, 4, 3, 2, 1, 0)
-    there.harvest = Harvest(fail_to_bring, streams=False)
+    there.harvest = Harvest(fail_to_bring, streams=False, one_by_one=False)
     with pytest.raises(ValueError, match="cannot be sent"):
         there.loss(5, 3).backward()
 

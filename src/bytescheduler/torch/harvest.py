@@ -37,11 +37,15 @@ class Harvest:
     Args:
         bring: takes slots whose gradients are there, in the order of production.
         streams: whether gradients are produced on streams of CUDA; they are brought on theirs.
+        one_by_one: whether somebody wants to know when each gradient came.
     """
 
-    def __init__(self, bring: Callable[[list[Slot]], None], *, streams: bool) -> None:
+    def __init__(
+        self, bring: Callable[[list[Slot]], None], *, streams: bool, one_by_one: bool
+    ) -> None:
         self._bring = bring
         self._streams = streams
+        self._one_by_one = one_by_one
         self._stream: Any = None  # of all that are noted
         self._noted: list[Slot] = []
         self._pass = -1
@@ -87,7 +91,7 @@ class Harvest:
         Those that were not produced count as such: nothing is known of when they come.
         """
         order, self._order = self._order, []
-        if plan is self._plan and order == self._learnt:
+        if self._one_by_one or (plan is self._plan and order == self._learnt):
             return
         self._plan, self._learnt = plan, order
         last = {chunk: slot for slot in order for chunk in plan.chunks_of[slot.index]}

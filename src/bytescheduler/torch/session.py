@@ -155,7 +155,11 @@ class Session:
             slot.parameter.register_post_accumulate_grad_hook(self._hook(slot))
             for slot in memory.slots
         ]
-        self._harvest = Harvest(self._bring, streams=self._stream is not None)
+        self._harvest = Harvest(
+            self._bring,
+            streams=self._stream is not None,
+            one_by_one=self._observer is not None,
+        )
         self._gates.assign(memory.by_parameter)
         self._roster.survey(memory.named)
         self.exchange = Exchange(
@@ -313,8 +317,7 @@ class Session:
         for slot in self._slots:
             if slot.state is State.IDLE:
                 slot.end_iteration()
-        if self._observer is None:  # who wants to know when each gradient came
-            self._harvest.learn(self.exchange.plan, self._slots)
+        self._harvest.learn(self.exchange.plan, self._slots)
         self.exchange.step()
         if self._buffers is not None:
             self._buffers.begin()
