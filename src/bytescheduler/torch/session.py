@@ -204,8 +204,7 @@ class Session:
 
     def _bring(self, slots: Sequence[Slot]) -> None:
         """Into the buffer, and on their way."""
-        if not self._touched:
-            self._touch()
+        self._touch()
         store(slots)
         self._post(slots)
 
