@@ -53,6 +53,7 @@ class LeaderBench:
             self.announce,
             LIMIT,
             self.wake,
+            self.wake,
             free=negotiated,
         )
 
@@ -160,9 +161,11 @@ def test_nobody_is_woken_for_what_cannot_start():
     leader: Leader
     bench = LeaderBench(layout, 64, 64)
     bench.landing = 0.0
-    leader = Leader(
-        layout.cut(64), Scheduler(64), bench, bench.announce, LIMIT, lambda: wakes.append(1)
-    )
+
+    def wake() -> None:
+        wakes.append(1)
+
+    leader = Leader(layout.cut(64), Scheduler(64), bench, bench.announce, LIMIT, wake, wake)
     leader.post([3])
     assert len(wakes) == 1
     leader.pump()

@@ -4,11 +4,10 @@ Adapters see this class only. They ``post`` a parameter when its gradient lies i
 and ``wait`` for parameters before they are used; both happen in the thread that trains. What moves
 bytes is the ``Leader`` on rank 0 and a ``Follower`` elsewhere.
 
-On a *reentrant* engine chunks are started by whichever thread makes them startable: the one that
-trains when it posts, the engine's own when a chunk completes, and on the followers one thread that
-listens to rank 0. On other engines one background thread starts all of them. Neither thread
-touches weights, both end with ``close``, and whatever goes wrong in them is raised in the training
-thread by the next call.
+Chunks are started in the background: by a thread that ``post`` wakes, and on a *reentrant* engine
+also by its own threads, when a chunk completes (see ``driver.py``). No such thread touches weights,
+all of ours end with ``close``, and whatever goes wrong in them is raised in the training thread by
+the next call.
 """
 
 from __future__ import annotations
@@ -106,6 +105,7 @@ class Exchange:
                 self._announce,
                 MESSAGE_LIMIT,
                 self._driver.wake,
+                self._driver.advance,
                 free=transport.negotiates,
             )
             self._driver.lead(self._leader)
@@ -247,7 +247,7 @@ class Exchange:
         self._ledger.close()
         self._side.stop()
         self._transport.close()
-        self._driver.join(CLOSE_TIMEOUT if self._leader is not None else 0.0)
+        self._driver.leave(CLOSE_TIMEOUT)
 
     # -- called by the order agreement, in the background thread
 

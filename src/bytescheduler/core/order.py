@@ -109,8 +109,8 @@ class _Side(ABC):
     at it leaves its work to that one, so nobody waits for an engine's call but who makes it.
 
     Args:
-        wake: called, outside of the lock, when something became due: ``pump``, or what makes
-            another thread call it.
+        wake: called, outside of the lock, when a post made something due, and at the end: it makes
+            another thread call ``pump``, or does so itself.
 
     Attributes:
         ended: nothing is due any more, ever: the leader has stopped, or something failed.
@@ -137,8 +137,13 @@ class _Side(ABC):
             try:
                 action()
             except BaseException:
-                self.ended.set()
+                self._end()
                 raise
+
+    def _end(self) -> None:
+        """Nothing is due any more; whoever waits to be woken should see it."""
+        self.ended.set()
+        self._wake()
 
     @abstractmethod
     def _due(self) -> Callable[[], None] | None:
@@ -153,6 +158,7 @@ class Leader(_Side):
     Args:
         announce: sends one message to all followers.
         limit: integers in one message, at most.
+        advance: as ``wake``, but called by whoever calls ``complete``.
         free: whether the engine negotiates, so that the other ranks may start chunks in any order;
             they are not announced then.
     """
@@ -165,10 +171,12 @@ class Leader(_Side):
         announce: Callable[[Sequence[int]], None],
         limit: int,
         wake: Callable[[], None],
+        advance: Callable[[], None],
         *,
         free: bool = False,
     ) -> None:
         super().__init__(wake)
+        self._advance = advance
         self._scheduler = scheduler
         self._exchange = exchange
         self._announce = announce
@@ -197,7 +205,7 @@ class Leader(_Side):
             self._scheduler.complete(chunk)
             due = (self._scheduler.startable or self._may_cut) and not self._busy
         if due:
-            self._wake()
+            self._advance()
 
     def step(self, step: Step) -> None:
         """Announce the end of an iteration, along with what is announced next."""
@@ -221,9 +229,7 @@ class Leader(_Side):
         """Start nothing more, tell the followers, set ``ended``."""
         with self._lock:
             self._stopping = True
-            due = not self._busy
-        if due:
-            self._wake()
+        self._wake()
 
     def _post(self, parameter: int) -> bool:
         """Count ``parameter``; return whether that may have made something due."""
@@ -304,7 +310,7 @@ class Leader(_Side):
 
     def _say_goodbye(self, message: list[int]) -> None:
         self._announce(message)
-        self.ended.set()
+        self._end()
 
 
 class Follower(_Side):
@@ -337,13 +343,12 @@ class Follower(_Side):
             self._announced += _parsed(message if going_on else message[:-1])
         if not going_on:
             self.pump()
-            self.ended.set()
+            self._end()
         return going_on
 
     def stop(self) -> None:
         """Start nothing more, set ``ended``."""
-        self.ended.set()
-        self._wake()
+        self._end()
 
     @property
     def waiting(self) -> bool:
