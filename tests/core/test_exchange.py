@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -239,6 +240,50 @@ def test_no_thread_outlives_close(engine):
     _, ranks = make([10, 20], sizes(), **engine)
     assert run_ranks(ranks, lambda rank: rank.iterate(0, random.Random(0))) == []
     assert not any(thread.name.startswith("bytescheduler") for thread in threading.enumerate())
+
+
+def test_no_thread_outlives_an_engine_that_fails(engine):
+    network, ranks = make([10] * 8, sizes(64, 64), **engine)
+
+    def work(rank: Rank) -> None:
+        if rank.rank == 0:
+            network.fail(OSError("the cable"))
+        with pytest.raises(TransportError):
+            while True:
+                rank.iterate(0, random.Random(0))
+
+    assert run_ranks(ranks, work) == []
+    assert not any(thread.name.startswith("bytescheduler") for thread in threading.enumerate())
+
+
+def test_the_engine_is_never_called_from_where_gradients_are_posted(engine):
+    """What it does inside of ``start`` would come out of the hooks of backward."""
+    network = FakeNetwork(2, seed=1, **engine)
+    transports = network.transports()
+    callers: set[threading.Thread] = set()
+    for transport in transports:
+        _note_callers(transport, callers)
+    ranks = [Rank(transport, layout_of([40] * 10), sizes(64, 128)) for transport in transports]
+    posting: set[threading.Thread] = set()
+
+    def work(rank: Rank) -> None:
+        posting.add(threading.current_thread())
+        for iteration in range(3):
+            rank.iterate(iteration, random.Random(iteration))
+
+    assert run_ranks(ranks, work) == []
+    assert callers
+    assert not callers & posting
+
+
+def _note_callers(transport: FakeTransport, callers: set[threading.Thread]) -> None:
+    start = transport.start
+
+    def noted(*args: Any) -> None:
+        callers.add(threading.current_thread())
+        start(*args)
+
+    transport.start = noted  # type: ignore[method-assign]
 
 
 def test_returned_callbacks_run_once_per_post_and_on_failure(engine):
