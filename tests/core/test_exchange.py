@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bytescheduler.core import Exchange, Layout, ParameterSpec, Settings
+from bytescheduler.core import Exchange, Layout, ParameterSpec, Settings, TraceRecorder
+from bytescheduler.core.trace import Observer
 from bytescheduler.exceptions import (
     PeerLostError,
     RankMismatchError,
@@ -28,11 +29,17 @@ PATIENCE = 20.0  # seconds until a test calls it a hang
 class Rank:
     """One rank of a test: buffer, exchange, and the values that it contributes."""
 
-    def __init__(self, transport: FakeTransport, layout: Layout, sizes: Settings) -> None:
+    def __init__(
+        self,
+        transport: FakeTransport,
+        layout: Layout,
+        sizes: Settings,
+        observer: Observer | None = None,
+    ) -> None:
         self.layout = layout
         self.rank = transport.rank
         self.flat = np.zeros(layout.sizes["flat"], np.float32)
-        self.exchange = Exchange(layout, {"flat": self.flat}, transport, sizes)
+        self.exchange = Exchange(layout, {"flat": self.flat}, transport, sizes, observer)
 
     def view(self, parameter: int) -> np.ndarray:
         offset = self.layout.offsets[parameter]
@@ -76,9 +83,18 @@ def run_ranks(ranks: Sequence[Rank], work: Callable[[Rank], None]) -> list[BaseE
     return errors
 
 
-def layout_of(numels: Sequence[int]) -> Layout:
+def assert_no_thread_is_left() -> None:
+    """A follower's listener ends when its engine is closed, which nobody waits for."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("bytescheduler"):
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), f"{thread.name} outlives its exchange"
+
+
+def layout_of(numels: Sequence[int], *, signal: bool = False) -> Layout:
     return Layout(
-        [ParameterSpec(name=f"p{i}", numel=n, itemsize=ITEM) for i, n in enumerate(numels)]
+        [ParameterSpec(name=f"p{i}", numel=n, itemsize=ITEM) for i, n in enumerate(numels)],
+        signal=signal,
     )
 
 
@@ -100,10 +116,12 @@ def make(
     sizes: Settings,
     world_size: int = 2,
     seed: int | None = None,
+    *,
+    signal: bool = False,
     **engine: bool,
 ) -> tuple[FakeNetwork, list[Rank]]:
     network = FakeNetwork(world_size, seed=seed, **engine)
-    layout = layout_of(numels)
+    layout = layout_of(numels, signal=signal)
     return network, [Rank(end, layout, sizes) for end in network.transports()]
 
 
@@ -120,12 +138,13 @@ def sizes(partition: int = 64, credit: int = 256, mode: str = "priority") -> Set
     world_size=st.integers(1, 4),
     seed=st.integers(0, 2**16),
     engine=st.sampled_from(list(ENGINES.values())),
+    signal=st.booleans(),
 )
 def test_every_rank_gets_the_average_and_starts_the_same_chunks(
-    numels, partition, chunks_in_credit, mode, world_size, seed, engine
+    numels, partition, chunks_in_credit, mode, world_size, seed, engine, signal
 ):
     config = sizes(partition, partition * chunks_in_credit, mode)
-    network, ranks = make(numels, config, world_size, seed, **engine)
+    network, ranks = make(numels, config, world_size, seed, signal=signal, **engine)
 
     def work(rank: Rank) -> None:
         rng = random.Random(seed + rank.rank)
@@ -239,7 +258,7 @@ def test_a_round_knows_what_is_missing():
 def test_no_thread_outlives_close(engine):
     _, ranks = make([10, 20], sizes(), **engine)
     assert run_ranks(ranks, lambda rank: rank.iterate(0, random.Random(0))) == []
-    assert not any(thread.name.startswith("bytescheduler") for thread in threading.enumerate())
+    assert_no_thread_is_left()
 
 
 def test_no_thread_outlives_an_engine_that_fails(engine):
@@ -248,12 +267,13 @@ def test_no_thread_outlives_an_engine_that_fails(engine):
     def work(rank: Rank) -> None:
         if rank.rank == 0:
             network.fail(OSError("the cable"))
-        with pytest.raises(TransportError):
-            while True:
-                rank.iterate(0, random.Random(0))
+        while True:
+            rank.iterate(0, random.Random(0))
 
-    assert run_ranks(ranks, work) == []
-    assert not any(thread.name.startswith("bytescheduler") for thread in threading.enumerate())
+    errors = run_ranks(ranks, work)
+    assert len(errors) == 2
+    assert all(isinstance(error, TransportError) for error in errors)
+    assert_no_thread_is_left()
 
 
 def test_the_engine_is_never_called_from_where_gradients_are_posted(engine):
@@ -300,3 +320,171 @@ def test_returned_callbacks_run_once_per_post_and_on_failure(engine):
 
     assert run_ranks(ranks, work) == []
     assert sorted(calls) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+# -- rounds in lockstep
+
+
+def make_lockstep(world_size: int = 2, **options: Any) -> tuple[FakeNetwork, list[Rank]]:
+    return make([40, 3, 90], sizes(64, 64, "barrier"), world_size, signal=True, **options)
+
+
+def test_rounds_in_lockstep_start_where_gradients_are_posted_and_are_not_announced():
+    network, ranks = make_lockstep()
+    starts: dict[int, list[bool]] = {rank.rank: [] for rank in ranks}  # by the training thread
+    said: list[Sequence[int]] = []
+    for rank in ranks:
+        _note_starts(rank, starts[rank.rank], said)
+    count = len(ranks[0].exchange.plan.chunks)
+
+    def work(rank: Rank) -> None:
+        threading.current_thread().name = "trains"
+        for iteration in range(4):
+            rank.iterate(iteration, random.Random(rank.rank))
+
+    assert run_ranks(ranks, work) == []
+    for rank in ranks:
+        assert starts[rank.rank] == [False] * count + [True] * 3 * count
+        assert network.started[rank.rank][count:] == [*reversed(range(count))] * 3
+    assert len(said) <= count + 1  # the first round's chunks, and the farewell
+
+
+def _note_starts(rank: Rank, starts: list[bool], said: list[Sequence[int]]) -> None:
+    transport: Any = rank.exchange._transport
+    start, announce = transport.start, transport.announce
+
+    def noted(*args: Any) -> None:
+        starts.append(threading.current_thread().name == "trains")
+        start(*args)
+
+    def told(message: Sequence[int]) -> None:
+        said.append(message)
+        announce(message)
+
+    transport.start, transport.announce = noted, told
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_modes_change_at_random_and_nothing_is_lost(seed):
+    network, ranks = make_lockstep(3, seed=seed)
+
+    def work(rank: Rank) -> None:
+        rng = random.Random(seed * 10 + rank.rank)
+        for iteration in range(20):
+            rank.iterate(iteration, rng)
+            for parameter in range(3):
+                expected = rank.expected(parameter, iteration, 3)
+                np.testing.assert_allclose(rank.view(parameter), expected, rtol=1e-6)
+            if rank.rank == 0 and rng.random() < 0.5:
+                mode = rng.choice(["barrier", "barrier", "priority", "fifo"])
+                partition = 16 << rng.randrange(7)
+                rank.exchange.reconfigure(sizes(partition, 2 * partition, mode))
+        if rank.rank == 0:
+            rank.exchange.reconfigure(sizes(128, 256, "fifo"))
+        for iteration in range(20, 23):
+            rank.iterate(iteration, rng)
+
+    assert run_ranks(ranks, work) == []
+    assert all(order == network.started[0] for order in network.started)
+    assert {rank.exchange.settings for rank in ranks} == {sizes(128, 256, "fifo")}
+
+
+def test_a_change_of_settings_leaves_lockstep_for_one_round():
+    network, ranks = make_lockstep()
+
+    def work(rank: Rank) -> None:
+        for iteration in range(8):
+            rank.iterate(iteration, random.Random(rank.rank))
+            if rank.rank == 0 and iteration == 2:
+                rank.exchange.reconfigure(sizes(1 << 20, 1 << 20, "barrier"))
+
+    before = len(ranks[0].exchange.plan.chunks)
+    assert run_ranks(ranks, work) == []
+    # Rounds 0 to 3 as they were: the change was made known in the fourth.
+    assert network.started[0][4 * before :] == [0] * 4
+
+
+def test_a_timeline_has_no_rounds_in_lockstep(tmp_path):
+    network = FakeNetwork(2)
+    layout = layout_of([40, 40], signal=True)
+    ranks = [
+        Rank(end, layout, sizes(64, 64, "barrier"), TraceRecorder(str(tmp_path / "t"), end.rank, 2))
+        for end in network.transports()
+    ]
+    starts: list[bool] = []
+    _note_starts(ranks[0], starts, [])
+
+    def work(rank: Rank) -> None:
+        threading.current_thread().name = "trains"
+        for iteration in range(3):
+            rank.iterate(iteration, random.Random(0))
+
+    assert run_ranks(ranks, work) == []
+    assert not any(starts)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_in_lockstep_too_ranks_that_count_backward_passes_differently_are_told(world_size):
+    """The rank that is off, or those that are not, before anybody has used the average."""
+    _, ranks = make_lockstep(world_size)
+
+    def work(rank: Rank) -> None:
+        for iteration in range(4):
+            rank.iterate(iteration, random.Random(0))
+        if rank.rank == 1:
+            rank.iterate(4, random.Random(0))
+        for parameter in range(3):
+            rank.exchange.post(parameter)
+        rank.exchange.wait(range(3))
+        if rank.rank != 1:  # a second backward pass of the same step
+            for parameter in range(3):
+                rank.exchange.post(parameter)
+            rank.exchange.wait(range(3))
+        rank.exchange.step()
+
+    errors = run_ranks(ranks, work)
+    assert any(isinstance(error, RankMismatchError) for error in errors)
+    assert "no_sync" in str(errors[0])
+
+
+def test_a_wire_that_breaks_in_lockstep_fails_every_rank():
+    network, ranks = make_lockstep()
+
+    def work(rank: Rank) -> None:
+        for iteration in range(3):
+            rank.iterate(iteration, random.Random(0))
+        if rank.rank == 1:
+            network.fail(ConnectionError("wire cut"))
+            raise KeyboardInterrupt
+        while True:
+            rank.iterate(3, random.Random(0))
+
+    errors = run_ranks(ranks, work)
+    assert any(isinstance(error, TransportError) and "wire cut" in str(error) for error in errors)
+    assert_no_thread_is_left()
+
+
+def test_a_leader_that_ends_early_in_lockstep_is_named_by_its_followers():
+    _, ranks = make_lockstep()
+
+    def work(rank: Rank) -> None:
+        for iteration in range(3 + rank.rank):
+            rank.iterate(iteration, random.Random(0))
+
+    (error,) = run_ranks(ranks, work)
+    assert isinstance(error, PeerLostError)
+    assert error.ranks == (0,)
+
+
+def test_close_in_the_midst_of_lockstep_lets_nobody_wait_for_ever():
+    _, ranks = make_lockstep()
+
+    def work(rank: Rank) -> None:
+        for iteration in range(3):
+            rank.iterate(iteration, random.Random(0))
+        for parameter in (2, 1, 0):
+            rank.exchange.post(parameter)
+        rank.exchange.close(drain=rank.rank == 0)
+
+    assert run_ranks(ranks, work) == []
+    assert_no_thread_is_left()

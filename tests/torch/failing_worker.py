@@ -13,6 +13,7 @@ import torch.distributed as dist
 import bytescheduler.torch as bs
 
 HOW, WHO = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else -1
+MODE = sys.argv[3] if len(sys.argv) > 3 else "priority"
 
 
 def die(step: int, rank: int) -> None:
@@ -36,7 +37,11 @@ def main() -> None:
     rank = dist.get_rank()
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
     optimizer = bs.ScheduledOptimizer(
-        torch.optim.SGD(model.parameters(), 0.01), model, partition_size="4KiB", credit_size="16KiB"
+        torch.optim.SGD(model.parameters(), 0.01),
+        model,
+        partition_size="4KiB",
+        credit_size="16KiB",
+        mode=MODE,
     )
     steps = 10 if HOW == "finish" else 100_000
     for step in range(steps):

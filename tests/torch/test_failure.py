@@ -76,24 +76,27 @@ def survivors_end(job: Job, lost: int) -> list[str]:
     ("how", "lost"),
     [("kill", 0), ("kill", 1), ("kill-later", 0), ("kill-later", 2), ("raise", 1), ("leave", 0)],
 )
-def test_the_others_stop_and_name_who_is_gone(how, lost):
-    with Job(3, how, str(lost)) as job:
+@pytest.mark.parametrize("mode", ["priority", "barrier"])
+def test_the_others_stop_and_name_who_is_gone(how, lost, mode):
+    with Job(3, how, str(lost), mode) as job:
         job.wait_until_training()
         for error in survivors_end(job, lost):
             assert "PeerLostError" in error
             assert f"rank {lost}" in error.split("PeerLostError")[-1]
 
 
-def test_ctrl_c_ends_every_rank():
-    with Job(2, "interrupt", "1") as job:
+@pytest.mark.parametrize("mode", ["priority", "barrier"])
+def test_ctrl_c_ends_every_rank(mode):
+    with Job(2, "interrupt", "1", mode) as job:
         job.wait_until_training()
         (error,) = survivors_end(job, 1)
         assert "PeerLostError" in error
         assert "KeyboardInterrupt" in job.end(1, STOP)[2]
 
 
-def test_a_signal_from_the_terminal_reaches_all_and_all_end():
-    with Job(2, "forever") as job:
+@pytest.mark.parametrize("mode", ["priority", "barrier"])
+def test_a_signal_from_the_terminal_reaches_all_and_all_end(mode):
+    with Job(2, "forever", "-1", mode) as job:
         job.wait_until_training()
         for rank in job.ranks:
             rank.send_signal(signal.SIGINT)
@@ -102,8 +105,9 @@ def test_a_signal_from_the_terminal_reaches_all_and_all_end():
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_the_interpreter_exits_by_itself_without_a_call_before(first):
-    with Job(2, "finish", str(first)) as job:
+@pytest.mark.parametrize("mode", ["priority", "barrier"])
+def test_the_interpreter_exits_by_itself_without_a_call_before(first, mode):
+    with Job(2, "finish", str(first), mode) as job:
         for rank in range(2):
             code, out, err = job.end(rank, START)
             assert (code, err) == (0, ""), err

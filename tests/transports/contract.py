@@ -253,6 +253,32 @@ def each_chunk_is_started_by_the_one_before(bench: Bench) -> None:
         np.testing.assert_allclose(bench.read(flat), expected, rtol=1e-6)
 
 
+def averages_that_the_caller_waits_for(bench: Bench) -> None:
+    """Engines with lockstep: as ``start`` to the last bit, and the caller's patience counts."""
+    with bench.transport() as transport:
+        if not transport.lockstep:
+            return
+        assert transport.reentrant
+        assert not transport.negotiates
+        rng = np.random.default_rng(bench.rank)
+        for dtype in bench.dtypes:
+            for size in (0, 1, 1000, 600_000):
+                values = rng.standard_normal(size)
+                started, awaited = bench.filled(values, dtype), bench.filled(values, dtype)
+                reduce_all(transport, [started])
+                handle = transport.prepare(0, awaited)
+                if bench.rank != 0:
+                    transport.receive()
+                landed = transport.average(handle, 0)
+                if bench.rank == 0:
+                    if bench.world_size > 1 and size:
+                        assert not landed(0.01), "it is there before the others have started"
+                    if bench.world_size > 1:
+                        transport.announce([size])
+                assert landed(PATIENCE)
+                np.testing.assert_array_equal(bench.read(awaited), bench.read(started))
+
+
 def prepared_anew_for_another_cut(bench: Bench) -> None:
     with bench.transport() as transport:
         flat = bench.make(960, "float32")
@@ -412,7 +438,10 @@ class Recorder:
 
 def layout() -> Layout:
     numels = [5000, 30, 0, 12_000, 1, 700]
-    return Layout([ParameterSpec(name=f"p{i}", numel=n, itemsize=4) for i, n in enumerate(numels)])
+    return Layout(
+        [ParameterSpec(name=f"p{i}", numel=n, itemsize=4) for i, n in enumerate(numels)],
+        signal=True,
+    )
 
 
 class Training:
@@ -463,6 +492,24 @@ def leader_order_under_random_delays(bench: Bench) -> None:
     assert set(everyone) == {repr(orders).encode()}
 
 
+def modes_change_while_training(bench: Bench) -> None:
+    """Into lockstep and out of it again, where the engine can, at random and twice in a row."""
+    for seed in range(bench.seeds):
+        transport = bench.fresh()
+        first = Settings(partition_size=2048, credit_size=8192, mode="barrier")
+        training = Training(bench, transport, first)
+        rng = random.Random(1000 * seed + bench.rank)
+        for iteration in range(8):
+            training.iterate(iteration, rng)
+            if bench.rank == 0 and rng.random() < 0.7:
+                size = rng.choice([1024, 8192, 1 << 20])
+                mode = rng.choice(["barrier", "barrier", "priority", "fifo"])
+                training.exchange.reconfigure(
+                    Settings(partition_size=size, credit_size=2 * size, mode=mode)
+                )
+        training.exchange.close()
+
+
 def settings_change_while_training(bench: Bench) -> None:
     transport = bench.fresh()
     training = Training(bench, transport, Settings(partition_size=1024, credit_size=4096))
@@ -510,6 +557,7 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
     thousands_in_flight,
     start_returns_before_the_others_have_started,
     each_chunk_is_started_by_the_one_before,
+    averages_that_the_caller_waits_for,
     prepared_anew_for_another_cut,
     announcements_arrive_in_order,
     announce_does_not_wait_for_the_receivers,
@@ -520,6 +568,7 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
     payloads_are_exchanged_by_rank,
     broadcast_overwrites_with_the_content_of_rank_0,
     leader_order_under_random_delays,
+    modes_change_while_training,
     settings_change_while_training,
     nothing_spins_at_idle,
 )
@@ -528,9 +577,10 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
 def peer_is_killed(bench: Bench, victim: int) -> str:
     """The victim kills itself in mid-iteration; return what the survivor was told, and when."""
     transport = bench.fresh()
-    training = Training(bench, transport, Settings(partition_size=4096, credit_size=16384))
+    training = Training(bench, transport, _settings_of_the_lost(victim))
     rng = random.Random(bench.rank)
-    training.iterate(0, rng)
+    for iteration in range(3):
+        training.iterate(iteration, rng)
     if bench.rank == victim:
         training.exchange.post(0)
         bench.testament(f"killed at {time.time()}")
@@ -541,19 +591,26 @@ def peer_is_killed(bench: Bench, victim: int) -> str:
 def peer_leaves(bench: Bench, victim: int) -> str:
     """The victim's own code fails and its exchange is closed; the others must not wait for it."""
     transport = bench.fresh()
-    training = Training(bench, transport, Settings(partition_size=4096, credit_size=16384))
+    training = Training(bench, transport, _settings_of_the_lost(victim))
     rng = random.Random(bench.rank)
-    training.iterate(0, rng)
+    for iteration in range(3):
+        training.iterate(iteration, rng)
     if bench.rank == victim:
         training.exchange.close()
         return "left"
     return _survive(training, rng)
 
 
+def _settings_of_the_lost(victim: int) -> Settings:
+    """One victim in announced rounds, another in lockstep."""
+    mode = "barrier" if victim else "priority"
+    return Settings(partition_size=4096, credit_size=16384, mode=mode)
+
+
 def _survive(training: Training, rng: random.Random) -> str:
     begin = time.perf_counter()
     try:
-        for iteration in range(1, 1000):
+        for iteration in range(3, 1000):
             training.iterate(iteration, rng)
     except TransportError as error:
         said = f"{type(error).__name__}: {error}"

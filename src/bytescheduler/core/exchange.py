@@ -7,7 +7,7 @@ bytes is the ``Leader`` on rank 0 and a ``Follower`` elsewhere.
 Chunks are started in the background: by a thread that ``post`` wakes, and on a *reentrant* engine
 also by its own threads, when a chunk completes (see ``driver.py``). No such thread touches weights,
 all of ours end with ``close``, and whatever goes wrong in them is raised in the training thread by
-the next call.
+the next call. Only rounds in *lockstep* are started by ``post`` itself (see ``lockstep.py``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 from bytescheduler.core.config import MODES, Mode, Settings
 from bytescheduler.core.driver import Driver
 from bytescheduler.core.ledger import Ledger
+from bytescheduler.core.lockstep import MOST_RANKS, Lockstep, Signal
 from bytescheduler.core.order import Cut, Follower, Leader, Step
 from bytescheduler.core.plan import Chunk, Layout, Plan
 from bytescheduler.core.scheduler import Scheduler
@@ -33,7 +35,7 @@ from bytescheduler.exceptions import (
     TransportError,
     UsageError,
 )
-from bytescheduler.transports.base import MESSAGE_LIMIT, Transport
+from bytescheduler.transports.base import MESSAGE_LIMIT, Landed, Transport
 
 __all__ = ["Exchange", "Tuner"]
 
@@ -52,7 +54,9 @@ class Exchange:
     """Averages posted parameters over all ranks, the most urgent first.
 
     Args:
-        layout: where each parameter lies in its flat buffer; equal on all ranks.
+        layout: where each parameter lies in its flat buffer; equal on all ranks. With a signal in
+            it, rounds under ``barrier`` run in lockstep where the engine can: then only whole
+            rounds may be waited for, from one thread, and without call-backs.
         buffers: the flat buffers by name, one-dimensional; slicing must give views.
         transport: this rank's end of the engine; closed by ``close``.
         settings: sizes and mode; rank 0's count.
@@ -90,6 +94,11 @@ class Exchange:
         self._steps = 0
         self._rounds = 0
         self._missing = dict.fromkeys(range(len(layout.specs)))  # of this round, in order
+        self._lockstep: Lockstep | None = None  # the present round, if it runs so
+        self._signal = self._make_signal()
+        self._wanted = settings  # on rank 0
+        self._postponed = False  # they wait for a round that is announced
+        self._said_lockstep = False  # of the round after the present one
         self._unmatched: dict[int, int] = {}  # step: rounds, of whichever side came first
         self._matching = threading.Lock()
         plan = self._adopt(settings)
@@ -128,6 +137,8 @@ class Exchange:
         Raises:
             TransportError: the exchange failed or was closed.
         """
+        if self._signal is not None and not self.round_open:
+            self._begin_round(self._signal)
         try:
             self._ledger.post(parameters, on_returned)
         except ByteSchedulerError as error:
@@ -136,7 +147,10 @@ class Exchange:
             self._count(parameter)
             if self._observer is not None:
                 self._observer.posted(parameter)
-        self._side.post(parameters)
+        if self._lockstep is None:
+            self._side.post(parameters)
+        else:
+            self._try(self._lockstep.post, parameters)
 
     @property
     def round_open(self) -> bool:
@@ -165,6 +179,8 @@ class Exchange:
         if not names:
             return
         begin = time.perf_counter()
+        if self._lockstep is not None:
+            self._try(self._land, self._lockstep)
         try:
             while not self._ledger.wait_returned(names, PULSE):
                 self._transport.check()
@@ -185,27 +201,38 @@ class Exchange:
             names = [self.layout.specs[index].name for index in self._missing]
             raise UsageError(f"every parameter must be posted before step(); missing: {names}")
         self._steps += 1
-        step = Step(number=self._steps, rounds=self._rounds)
-        if self._leader is None:
-            try:
-                self.compare(step)
-            except RankMismatchError as error:
-                raise self._explain(error) from None
-            return
         settings = self._tuner.step(time.perf_counter()) if self._tuner is not None else None
         if settings is not None:
             self.reconfigure(settings)
-        self._leader.step(step)
+        if self._lockstep is not None:
+            return  # the round itself compared
+        step = Step(number=self._steps, rounds=self._rounds)
+        if self._leader is not None:
+            self._leader.step(step)
+            return
+        try:
+            self.compare(step)
+        except RankMismatchError as error:
+            raise self._explain(error) from None
 
     def reconfigure(self, settings: Settings) -> None:
         """Rank 0, between rounds: change sizes and mode on all ranks.
 
         Takes effect when what is posted has come back and before the next round's chunks (where
-        the engine negotiates, perhaps one round later); nothing is lost or sent twice.
+        the engine negotiates, or that round runs in lockstep, perhaps one round later); nothing is
+        lost or sent twice.
         """
         if self._leader is None:
             raise UsageError("only rank 0 decides the settings; call reconfigure there")
-        self._leader.cut(
+        self._wanted = settings
+        if self._said_lockstep:
+            self._postponed = True
+        else:
+            self._cut(self._leader, settings)
+
+    @staticmethod
+    def _cut(leader: Leader, settings: Settings) -> None:
+        leader.cut(
             Cut(
                 partition_size=settings.partition_size,
                 credit_size=settings.credit_size,
@@ -273,11 +300,8 @@ class Exchange:
             if other is None:
                 self._unmatched[step.number] = step.rounds
         if other is not None and other != step.rounds:
-            error = RankMismatchError(
-                f"rank {self._transport.rank}: by step {step.number} every rank must have run as "
-                f"many backward passes as rank 0; here and there {other} and {step.rounds} were "
-                "exchanged. Put all but the last backward of a step under optimizer.no_sync()"
-            )
+            counts = f"here and there {other} and {step.rounds} were exchanged"
+            error = _mismatch(self._transport.rank, step.number, counts)
             self._ledger.fail(error)
             raise error
 
@@ -291,6 +315,65 @@ class Exchange:
             self._before_start(chunk)
         done = _Completion(self._landed, self._finished, chunk)
         self._transport.start(self._handles[chunk.index], chunk.index, done)
+
+    # -- rounds in lockstep
+
+    def _make_signal(self) -> Signal | None:
+        place, world_size = self.layout.signal, self._transport.world_size
+        if place is None or not self._transport.lockstep or world_size > MOST_RANKS:
+            return None
+        buffer, offset = place
+        return Signal(self._buffers[buffer], offset, world_size)
+
+    def _begin_round(self, signal: Signal) -> None:
+        """What came back with the round before says how this one runs, on all ranks alike."""
+        if self._rounds:
+            self.wait(self.layout.order[:1])
+        if self._rounds and signal.lockstep:
+            self.wait(self.layout.order)
+            self._lockstep = Lockstep(self.plan, partial(self._average, self._handles))
+        else:
+            self._lockstep = None
+        if self._leader is not None:
+            self._decide(self._leader)
+        signal.write(lockstep=self._said_lockstep, step=self._steps)
+
+    def _decide(self, leader: Leader) -> None:
+        """Rank 0: apply what was postponed, if this round is announced; then, the next round."""
+        if self._postponed and self._lockstep is None:
+            self._postponed = False
+            self._cut(leader, self._wanted)
+        watched = self._observer is not None  # a timeline has when chunks return
+        self._said_lockstep = self._wanted.mode == "barrier" and not self._postponed and not watched
+
+    def _average(self, handles: Sequence[Any], chunk: Chunk) -> Landed:
+        self._ledger.start()
+        if self._observer is not None:
+            self._observer.started(chunk)
+        return self._transport.average(handles[chunk.index], chunk.index)
+
+    def _land(self, lockstep: Lockstep) -> None:
+        """Wait for all that was started; compare at the end of the round."""
+        while lockstep.in_flight:
+            self._land_next(lockstep)
+        if lockstep.over and self._signal is not None and not self._signal.same_step:
+            raise _mismatch(self._transport.rank, self._steps + 1, "not all have")
+
+    def _land_next(self, lockstep: Lockstep) -> None:
+        chunk = lockstep.land(PULSE)
+        if chunk is not None:
+            self._landed(chunk)
+        else:
+            self._ledger.check()
+            self._transport.check()
+
+    def _try(self, action: Callable[[Any], None], argument: Any) -> None:
+        """Call the engine from the training thread; what fails is explained, as elsewhere."""
+        try:
+            action(argument)
+        except Exception as error:
+            self._fail(error)
+            raise self._explain(cast("ByteSchedulerError", self.error)) from error
 
     # -- inside
 
@@ -351,10 +434,22 @@ class Exchange:
         return self._explanation
 
     def _settle(self) -> None:
+        deadline = time.monotonic() + CLOSE_TIMEOUT
+        lockstep = self._lockstep
         try:
-            self._ledger.wait_returned(range(len(self.layout.specs)), CLOSE_TIMEOUT)
-        except TransportError:
+            while lockstep is not None and lockstep.in_flight and time.monotonic() < deadline:
+                self._land_next(lockstep)
+            left = max(0.0, deadline - time.monotonic())
+            self._ledger.wait_returned(range(len(self.layout.specs)), left)
+        except Exception:  # whatever the engine raises: this is the end
             return
+
+
+def _mismatch(rank: int, step: int, counts: str) -> RankMismatchError:
+    return RankMismatchError(
+        f"rank {rank}: by step {step} every rank must have run as many backward passes as rank 0; "
+        f"{counts}. Put all but the last backward of a step under optimizer.no_sync()"
+    )
 
 
 def _is_fifo(settings: Settings) -> bool:

@@ -78,6 +78,10 @@ class Ledger:
                 if on_returned is not None:
                     self._callbacks[parameter] = on_returned
 
+    def check(self) -> None:
+        """Raise what made the exchange fail, if anything did."""
+        self._raise_if_failed()
+
     def start(self) -> None:
         """Count a chunk that is handed to the transport."""
         with self._lock:

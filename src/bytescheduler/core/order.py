@@ -40,7 +40,7 @@ from typing import Final, Protocol
 from bytescheduler.core.plan import Chunk, Plan
 from bytescheduler.core.scheduler import Scheduler
 
-__all__ = ["Cut", "Follower", "Leader", "Step"]
+__all__ = ["Cut", "Follower", "Leader", "Readiness", "Step"]
 
 STOP: Final = -1
 CUT: Final = -2  # followed by partition size, credit size and mode number
@@ -75,7 +75,7 @@ class _Starter(Protocol):
     def compare(self, step: Step) -> None: ...
 
 
-class _Readiness:
+class Readiness:
     """Which chunks have all their parameters: counted up as parameters are posted.
 
     A parameter is posted again only when all its chunks have come back, so a chunk's count can
@@ -181,7 +181,7 @@ class Leader(_Side):
         self._exchange = exchange
         self._announce = announce
         self._limit = limit
-        self._ready = _Readiness(plan)
+        self._ready = Readiness(plan)
         self._free = free
         self._gone_to = 0  # rounds that the others may start, where order is free
         self._parameters = len(plan.chunks_of)
@@ -301,7 +301,7 @@ class Leader(_Side):
         self._announce([*news, CUT, cut.partition_size, cut.credit_size, cut.mode])
         plan = self._exchange.recut(cut)
         with self._lock:
-            self._ready = _Readiness(plan)
+            self._ready = Readiness(plan)
             if self._cut is cut:
                 self._cut = None
             deferred, self._deferred = self._deferred, []
@@ -401,7 +401,7 @@ class Follower(_Side):
     def _arm(self, plan: Plan) -> None:
         """Start on a plan; what was posted and not yet sent counts for it."""
         self._plan = plan
-        self._ready = _Readiness(plan)
+        self._ready = Readiness(plan)
         self._complete: set[int] = set()  # chunks that are ready and not started
         self._started = [0] * len(plan.chunks)
         self._rounds_to_go = 0  # of this plan

@@ -12,7 +12,9 @@ come last from backward, so a large first chunk would also be ready last.
 Behind each parameter's elements its slot holds one more, the *presence flag*: 1 where the rank
 produced a gradient, 0 where it did not. It is averaged along with the gradient, so every rank
 learns for free whether *any* rank used the parameter, which a rank that did not use it needs to
-know before it applies weight decay or momentum.
+know before it applies weight decay or momentum. On request two elements more, behind the flag of
+the first parameter in forward order, are the *signal*: what ranks tell each other with a round
+(``lockstep.py``).
 
 Considered instead: one tensor per message (cannot fuse), buckets of whole tensors (cannot split),
 a bitmap of used parameters as a collective of its own (one more round trip per iteration).
@@ -31,6 +33,7 @@ ALIGNMENT = 64  # bytes; a slot starts on a cache line
 HEAD = 8  # the first chunk is this part of a whole one
 FEW = 4
 ROUND = 16  # equal pieces are multiples of it
+SIGNAL = 2  # elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,31 +93,50 @@ class Layout:
     Args:
         specs: the parameters; their positions are their identities.
         order: positions in forward order; each exactly once. Registration order by default.
+        signal: whether to leave room for the signal.
 
     Attributes:
         offsets: element offset of each parameter's slot in its buffer.
-        slots: elements of each slot: gradient, presence flag, padding.
+        slots: elements of each slot: gradient, presence flag, signal, padding.
         sizes: elements of each buffer.
     """
 
-    def __init__(self, specs: Sequence[ParameterSpec], order: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        specs: Sequence[ParameterSpec],
+        order: Sequence[int] | None = None,
+        *,
+        signal: bool = False,
+    ) -> None:
         self.specs = tuple(specs)
         self.order = tuple(range(len(specs)) if order is None else order)
         if sorted(self.order) != list(range(len(self.specs))):
             raise ValueError(f"order must name each of {len(specs)} parameters once, got {order}")
         self.sizes: dict[str, int] = {}
-        self.slots = tuple(_slot_elements(spec) for spec in self.specs)
+        more = {index: SIGNAL for index in self.order[:1] if signal}
+        self.slots = tuple(
+            _slot_elements(spec, 1 + more.get(index, 0)) for index, spec in enumerate(self.specs)
+        )
         offsets = [0] * len(self.specs)
         for index in self.order:
             buffer = self.specs[index].buffer
             offsets[index] = self.sizes.get(buffer, 0)
             self.sizes[buffer] = offsets[index] + self.slots[index]
         self.offsets = tuple(offsets)
+        self._has_signal = bool(more)
         self._rank = {index: position for position, index in enumerate(self.order)}
 
     def flag_offset(self, parameter: int) -> int:
         """Element offset of the presence flag of ``parameter`` in its buffer."""
         return self.offsets[parameter] + self.specs[parameter].numel
+
+    @property
+    def signal(self) -> tuple[str, int] | None:
+        """The buffer of the signal and its element offset there, if there is one."""
+        if not self._has_signal:
+            return None
+        first = self.order[0]
+        return self.specs[first].buffer, self.flag_offset(first) + 1
 
     def cut(self, partition_size: int, *, growing: bool = False) -> Plan:
         """Cut every buffer into equal chunks of at most ``partition_size`` bytes.
@@ -192,6 +214,6 @@ def slices(total: int, step: int, *, growing: bool) -> Iterator[tuple[int, int]]
         yield begin, min(begin + size, total)
 
 
-def _slot_elements(spec: ParameterSpec) -> int:
+def _slot_elements(spec: ParameterSpec, extra: int) -> int:
     unit = max(1, ALIGNMENT // spec.itemsize)
-    return -(-(spec.numel + 1) // unit) * unit
+    return -(-(spec.numel + extra) // unit) * unit

@@ -180,7 +180,8 @@ class Memory:
 
     def __init__(self, named: Named, order: Sequence[int] | None = None) -> None:
         self.named = tuple(named)
-        self.layout = Layout([_spec(name, p) for name, p in named], order)
+        on_cpu = all(p.device.type == "cpu" for _, p in named)  # a signal is read by the host
+        self.layout = Layout([_spec(name, p) for name, p in named], order, signal=on_cpu)
         samples = {_buffer_of(p): p for _, p in named}
         self.flat = {
             name: torch.zeros(size, dtype=samples[name].dtype, device=samples[name].device)

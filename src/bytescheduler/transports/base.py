@@ -11,17 +11,20 @@ A new transport is one file with a subclass of ``Transport``, named in the entry
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 from bytescheduler.exceptions import ByteSchedulerError, TransportError
 
-__all__ = ["MESSAGE_LIMIT", "Done", "Transport"]
+__all__ = ["MESSAGE_LIMIT", "Done", "Landed", "Transport"]
 
 MESSAGE_LIMIT: Final = 63  # integers in one announcement, at most
 
 Done = Callable[[BaseException | None], None]
+Landed = Callable[[float], bool]
+"""Waits for an average: False when that takes longer than so many seconds; raises if it fails."""
 
 
 class Transport(ABC):
@@ -45,6 +48,8 @@ class Transport(ABC):
             engine's own wait cannot be ended, it ends when rank 0 stops or its process ends.
         reentrant: whether the engine may be called from several threads, and from inside ``done``.
             That saves the hand-over to another thread, which costs more than ``start`` itself.
+        lockstep: whether the thread that trains may start chunks itself (``average``), where their
+            order is fixed. Needs ``reentrant``, and not ``negotiates``.
         least_chunks: into how many a model is cut by default, however short its exchange; more than
             one where a chunk passes stages (push, pull) that others can use meanwhile.
     """
@@ -54,6 +59,7 @@ class Transport(ABC):
     interruptible: ClassVar[bool] = True
     least_chunks: ClassVar[int] = 1
     reentrant: bool = False
+    lockstep: bool = False
     rank: int
     world_size: int
 
@@ -73,6 +79,29 @@ class Transport(ABC):
         ``done(error)`` if it will never be; from any thread, perhaps before ``start`` returns.
         ``priority``: smaller is needed sooner; an engine may ignore it.
         """
+
+    def average(self, handle: Any, priority: int) -> Landed:
+        """As ``start``, for a caller that will wait itself; from the thread that trains.
+
+        An engine whose own wait spares it the call-back's thread overrides this.
+        """
+        over = threading.Event()
+        errors: list[BaseException] = []
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                errors.append(error)
+            over.set()
+
+        def landed(seconds: float) -> bool:
+            if not over.wait(seconds):
+                return False
+            if errors:
+                raise errors[0]
+            return True
+
+        self.start(handle, priority, done)
+        return landed
 
     @abstractmethod
     def announce(self, message: Sequence[int]) -> None:

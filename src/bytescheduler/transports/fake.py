@@ -57,6 +57,7 @@ class VirtualClock:
 
 
 class _Handle(NamedTuple):
+    rank: int
     chunk: int
     buffer: _Array
 
@@ -177,6 +178,7 @@ class FakeNetwork:
             return self._complete.pop(self._random.randint(0, last) if self._random else 0)
 
     def _average(self, party: list[tuple[_Handle, Done]]) -> None:
+        party.sort(key=lambda member: member[0].rank)  # the same sums whoever came first
         mean = np.mean([handle.buffer for handle, _ in party], axis=0)
         for handle, _ in party:
             handle.buffer[:] = mean
@@ -193,11 +195,12 @@ class FakeTransport(Transport):
         self.reentrant = network.reentrant
         self.negotiates = network.negotiates
         self.ordered = not network.negotiates
+        self.lockstep = network.reentrant and not network.negotiates
         self.network = network
         self.closed = False
 
     def prepare(self, index: int, buffer: _Array) -> _Handle:
-        return _Handle(index, buffer)
+        return _Handle(self.rank, index, buffer)
 
     def start(self, handle: _Handle, priority: int, done: Done) -> None:
         self.network.start(self.rank, handle, done)
