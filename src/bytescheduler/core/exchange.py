@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, cast
 from bytescheduler.core.config import MODES, Mode, Settings
 from bytescheduler.core.driver import Driver
 from bytescheduler.core.ledger import Ledger
-from bytescheduler.core.lockstep import MOST_RANKS, Lockstep, Signal
+from bytescheduler.core.lockstep import MOST_RANKS, Direction, Lockstep, Signal
 from bytescheduler.core.order import Cut, Follower, Leader, Step
 from bytescheduler.core.plan import Chunk, Layout, Plan
 from bytescheduler.core.scheduler import Scheduler
@@ -56,7 +56,7 @@ class Exchange:
     Args:
         layout: where each parameter lies in its flat buffer; equal on all ranks. With a signal in
             it, rounds under ``barrier`` run in lockstep where the engine can: then only whole
-            rounds may be waited for, from one thread, and without call-backs.
+            rounds may be waited for, and without call-backs.
         buffers: the flat buffers by name, one-dimensional; slicing must give views.
         transport: this rank's end of the engine; closed by ``close``.
         settings: sizes and mode; rank 0's count.
@@ -95,10 +95,9 @@ class Exchange:
         self._rounds = 0
         self._missing = dict.fromkeys(range(len(layout.specs)))  # of this round, in order
         self._lockstep: Lockstep | None = None  # the present round, if it runs so
+        self._landing = threading.Lock()
         self._signal = self._make_signal()
-        self._wanted = settings  # on rank 0
-        self._postponed = False  # they wait for a round that is announced
-        self._said_lockstep = False  # of the round after the present one
+        self._direction: Direction | None = None  # on rank 0
         self._unmatched: dict[int, int] = {}  # step: rounds, of whichever side came first
         self._matching = threading.Lock()
         plan = self._adopt(settings)
@@ -107,7 +106,7 @@ class Exchange:
         self._leader: Leader | None = None
         if transport.rank == 0:
             self._scheduler = _scheduler(settings)
-            self._side = self._leader = Leader(
+            self._side = self._leader = leader = Leader(
                 plan,
                 self._scheduler,
                 self,
@@ -117,7 +116,9 @@ class Exchange:
                 self._driver.advance,
                 free=transport.negotiates,
             )
-            self._driver.lead(self._leader)
+            watched = observer is not None  # a timeline has when chunks return
+            self._direction = Direction(settings, partial(_cut, leader), lockstep=not watched)
+            self._driver.lead(leader)
         else:
             self._side = follower = Follower(plan, self, self._driver.wake)
             self._driver.follow(follower)
@@ -222,23 +223,9 @@ class Exchange:
         the engine negotiates, or that round runs in lockstep, perhaps one round later); nothing is
         lost or sent twice.
         """
-        if self._leader is None:
+        if self._direction is None:
             raise UsageError("only rank 0 decides the settings; call reconfigure there")
-        self._wanted = settings
-        if self._said_lockstep:
-            self._postponed = True
-        else:
-            self._cut(self._leader, settings)
-
-    @staticmethod
-    def _cut(leader: Leader, settings: Settings) -> None:
-        leader.cut(
-            Cut(
-                partition_size=settings.partition_size,
-                credit_size=settings.credit_size,
-                mode=MODES.index(settings.mode),
-            )
-        )
+        self._direction.change(settings)
 
     def stop(self) -> None:
         """Collective: end after what was posted has arrived; the transport stays open.
@@ -310,7 +297,6 @@ class Exchange:
         self._ledger.start()
         if self._observer is not None:
             self._observer.started(chunk)
-
         if self._before_start is not None:
             self._before_start(chunk)
         done = _Completion(self._landed, self._finished, chunk)
@@ -334,17 +320,10 @@ class Exchange:
             self._lockstep = Lockstep(self.plan, partial(self._average, self._handles))
         else:
             self._lockstep = None
-        if self._leader is not None:
-            self._decide(self._leader)
-        signal.write(lockstep=self._said_lockstep, step=self._steps)
-
-    def _decide(self, leader: Leader) -> None:
-        """Rank 0: apply what was postponed, if this round is announced; then, the next round."""
-        if self._postponed and self._lockstep is None:
-            self._postponed = False
-            self._cut(leader, self._wanted)
-        watched = self._observer is not None  # a timeline has when chunks return
-        self._said_lockstep = self._wanted.mode == "barrier" and not self._postponed and not watched
+        follows = self._direction is not None and self._direction.round_begins(
+            lockstep=self._lockstep is not None
+        )
+        signal.write(lockstep=follows, step=self._steps)
 
     def _average(self, handles: Sequence[Any], chunk: Chunk) -> Landed:
         self._ledger.start()
@@ -354,8 +333,9 @@ class Exchange:
 
     def _land(self, lockstep: Lockstep) -> None:
         """Wait for all that was started; compare at the end of the round."""
-        while lockstep.in_flight:
-            self._land_next(lockstep)
+        with self._landing:
+            while lockstep.in_flight:
+                self._land_next(lockstep)
         if lockstep.over and self._signal is not None and not self._signal.same_step:
             raise _mismatch(self._transport.rank, self._steps + 1, "not all have")
 
@@ -443,6 +423,16 @@ class Exchange:
             self._ledger.wait_returned(range(len(self.layout.specs)), left)
         except Exception:  # whatever the engine raises: this is the end
             return
+
+
+def _cut(leader: Leader, settings: Settings) -> None:
+    leader.cut(
+        Cut(
+            partition_size=settings.partition_size,
+            credit_size=settings.credit_size,
+            mode=MODES.index(settings.mode),
+        )
+    )
 
 
 def _mismatch(rank: int, step: int, counts: str) -> RankMismatchError:

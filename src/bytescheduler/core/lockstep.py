@@ -22,11 +22,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from bytescheduler.core.config import Settings
 from bytescheduler.core.order import Readiness
 from bytescheduler.core.plan import Chunk, Plan
 from bytescheduler.transports.base import Landed
 
-__all__ = ["MOST_RANKS", "Lockstep", "Signal"]
+__all__ = ["MOST_RANKS", "Direction", "Lockstep", "Signal"]
 
 MOST_RANKS: Final = 64  # sums of so many small integers are exact in every dtype
 STEPS: Final = 3  # neighbouring steps differ, whichever way a rank is off
@@ -55,6 +56,44 @@ class Signal:
     def same_step(self) -> bool:
         """After a round: whether it belonged to the same step on all ranks."""
         return abs(float(self._elements[1]) - self._step) < self._tolerance
+
+
+class Direction:
+    """Rank 0's part: which rounds run in lockstep, and when settings may change.
+
+    A change is announced, and an announcement may arrive while another rank is still in the midst
+    of a round in lockstep. So it waits until all ranks know that lockstep has ended.
+
+    Args:
+        settings: what is in force.
+        announce: makes all ranks adopt settings before the next round that is announced.
+        lockstep: whether there may be such rounds.
+    """
+
+    def __init__(
+        self, settings: Settings, announce: Callable[[Settings], None], *, lockstep: bool
+    ) -> None:
+        self._wanted = settings
+        self._announce = announce
+        self._allowed = lockstep
+        self._held = False
+        self._lockstep_follows = False
+
+    def change(self, settings: Settings) -> None:
+        """Between rounds: have other settings as soon as possible."""
+        self._wanted = settings
+        if self._lockstep_follows:
+            self._held = True
+        else:
+            self._announce(settings)
+
+    def round_begins(self, *, lockstep: bool) -> bool:
+        """A round begins, in ``lockstep`` or announced; return whether the next is in lockstep."""
+        if self._held and not lockstep:
+            self._held = False
+            self._announce(self._wanted)
+        self._lockstep_follows = self._allowed and self._wanted.mode == "barrier" and not self._held
+        return self._lockstep_follows
 
 
 def _as_array(view: Any) -> Any:

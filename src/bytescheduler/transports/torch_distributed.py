@@ -7,7 +7,8 @@ point-to-point messages of fixed size along a tree of fan-out 8 (rank 0 to 1..8,
 one of Gloo's two worker threads on every follower.
 
 On Gloo, few ranks send each other small chunks straight (``_direct.py``); many ranks, and large
-chunks, use its ``all_reduce``.
+chunks, use its ``all_reduce``. So do chunks whose average the caller waits for itself: Gloo's own
+wait needs no Python in another thread.
 
 On CUDA, collectives are issued on a stream of their own. ``done.launched`` tells that the chunk is
 on that stream (whoever waits for the stream may use the buffer), ``done`` that the GPU has finished
