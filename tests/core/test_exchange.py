@@ -349,6 +349,21 @@ def test_rounds_in_lockstep_start_where_gradients_are_posted_and_are_not_announc
     assert len(said) <= count + 1  # the first round's chunks, and the farewell
 
 
+@pytest.mark.parametrize("mode", ["priority", "fifo", "barrier"])
+def test_one_chunk_needs_no_order_in_any_mode(mode):
+    _, ranks = make([40, 3], sizes(1 << 20, 1 << 20, mode), signal=True)
+    starts: list[bool] = []
+    _note_starts(ranks[1], starts, [])
+
+    def work(rank: Rank) -> None:
+        threading.current_thread().name = "trains"
+        for iteration in range(4):
+            rank.iterate(iteration, random.Random(rank.rank))
+
+    assert run_ranks(ranks, work) == []
+    assert starts == [False, True, True, True]
+
+
 def _note_starts(rank: Rank, starts: list[bool], said: list[Sequence[int]]) -> None:
     transport: Any = rank.exchange._transport
     start, announce = transport.start, transport.announce

@@ -10,6 +10,11 @@ from hypothesis import strategies as st
 from bytescheduler.core import Layout, ParameterSpec, Settings
 from bytescheduler.core.lockstep import Direction, Lockstep, Signal
 
+
+def is_barrier(settings: Settings) -> bool:
+    return settings.mode == "barrier"
+
+
 PRIORITY = Settings(partition_size=64, credit_size=64)
 BARRIER = Settings(partition_size=64, credit_size=64, mode="barrier")
 SMALLER = Settings(partition_size=16, credit_size=16, mode="barrier")
@@ -80,7 +85,7 @@ def test_the_average_of_signals_says_what_follows_and_who_is_off(world_size, off
 
 def test_changes_wait_for_a_round_that_is_announced():
     announced: list[Settings] = []
-    direction = Direction(PRIORITY, announced.append, lockstep=True)
+    direction = Direction(PRIORITY, announced.append, is_barrier)
     assert not direction.round_begins(lockstep=False)
     direction.change(BARRIER)
     assert announced == [BARRIER]
@@ -95,9 +100,21 @@ def test_changes_wait_for_a_round_that_is_announced():
     assert announced == [BARRIER, SMALLER]
 
 
-def test_where_lockstep_is_not_allowed_nothing_waits():
+def test_a_second_change_is_announced_at_once_where_lockstep_ends_and_only_once():
     announced: list[Settings] = []
-    direction = Direction(BARRIER, announced.append, lockstep=False)
+    direction = Direction(BARRIER, announced.append, is_barrier)
+    assert direction.round_begins(lockstep=False)
+    direction.change(PRIORITY)
+    assert not direction.round_begins(lockstep=True)
+    direction.change(SMALLER)
+    assert announced == [SMALLER]
+    assert direction.round_begins(lockstep=False)
+    assert announced == [SMALLER]
+
+
+def test_where_nothing_fits_nothing_waits():
+    announced: list[Settings] = []
+    direction = Direction(BARRIER, announced.append, lambda settings: False)
     assert not direction.round_begins(lockstep=False)
     direction.change(SMALLER)
     assert announced == [SMALLER]

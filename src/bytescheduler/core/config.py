@@ -61,8 +61,8 @@ class Settings:
 
     Attributes:
         partition_size: bytes per chunk.
-        credit_size: bytes in flight at most; at least one chunk. Of no effect where rounds run in
-            lockstep (``barrier`` over Gloo).
+        credit_size: bytes in flight at most; at least one chunk. Of no effect under ``barrier``
+            over Gloo.
         mode: ``priority`` (forward order, no barrier), ``fifo`` (order of production, no
             barrier), ``barrier`` (order of production, ``step()`` waits) or ``auto`` (measured).
         trace: path of the timeline to write, with ``{rank}`` for the rank; None for none.

@@ -55,7 +55,7 @@ class Exchange:
 
     Args:
         layout: where each parameter lies in its flat buffer; equal on all ranks. With a signal in
-            it, rounds under ``barrier`` run in lockstep where the engine can: then only whole
+            it, rounds that need no order run in lockstep where the engine can: then only whole
             rounds may be waited for, and without call-backs.
         buffers: the flat buffers by name, one-dimensional; slicing must give views.
         transport: this rank's end of the engine; closed by ``close``.
@@ -116,8 +116,7 @@ class Exchange:
                 self._driver.advance,
                 free=transport.negotiates,
             )
-            watched = observer is not None  # a timeline has when chunks return
-            self._direction = Direction(settings, partial(_cut, leader), lockstep=not watched)
+            self._direction = Direction(settings, partial(_cut, leader), self._needs_no_order)
             self._driver.lead(leader)
         else:
             self._side = follower = Follower(plan, self, self._driver.wake)
@@ -311,6 +310,13 @@ class Exchange:
         buffer, offset = place
         return Signal(self._buffers[buffer], offset, world_size)
 
+    def _needs_no_order(self, settings: Settings) -> bool:
+        if self._observer is not None:
+            return False  # a timeline has when chunks return
+        if settings.mode == "barrier":
+            return True
+        return len(self.layout.cut(settings.partition_size, growing=settings.growing).chunks) == 1
+
     def _begin_round(self, signal: Signal) -> None:
         """What came back with the round before says how this one runs, on all ranks alike."""
         if self._rounds:
@@ -337,14 +343,14 @@ class Exchange:
             while lockstep.in_flight:
                 self._land_next(lockstep)
         if lockstep.over and self._signal is not None and not self._signal.same_step:
-            raise _mismatch(self._transport.rank, self._steps + 1, "not all have")
+            raise _mismatch(self._transport.rank, self._signal.step + 1, "not all have")
 
     def _land_next(self, lockstep: Lockstep) -> None:
         chunk = lockstep.land(PULSE)
         if chunk is not None:
             self._landed(chunk)
         else:
-            self._ledger.check()
+            self._ledger.raise_if_failed()
             self._transport.check()
 
     def _try(self, action: Callable[[Any], None], argument: Any) -> None:

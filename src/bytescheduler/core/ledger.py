@@ -70,17 +70,13 @@ class Ledger:
         from the one that reports a failure: look at ``error`` in it.
         """
         with self._lock:
-            self._raise_if_failed()
+            self.raise_if_failed()
             for parameter in parameters:
                 if self._outstanding[parameter]:
                     raise RuntimeError(f"parameter {parameter} was posted while it is in flight")
                 self._outstanding[parameter] = self._slots[parameter]
                 if on_returned is not None:
                     self._callbacks[parameter] = on_returned
-
-    def check(self) -> None:
-        """Raise what made the exchange fail, if anything did."""
-        self._raise_if_failed()
 
     def start(self) -> None:
         """Count a chunk that is handed to the transport."""
@@ -118,7 +114,7 @@ class Ledger:
             pending = {index for index in parameters if self._outstanding[index]}
             if not pending:
                 return True
-            self._raise_if_failed()
+            self.raise_if_failed()
             waiter = _Waiter(pending)
             self._waiters.append(waiter)
         try:
@@ -127,7 +123,7 @@ class Ledger:
             with self._lock:
                 self._waiters.remove(waiter)
         if pending:
-            self._raise_if_failed()
+            self.raise_if_failed()
         return not pending
 
     def retire(self, error: BaseException) -> None:
@@ -151,6 +147,11 @@ class Ledger:
         """Make every present and later wait raise TransportClosedError."""
         self.fail(TransportClosedError("the exchange was closed"))
 
+    def raise_if_failed(self) -> None:
+        """Raise why the exchange failed, if it did."""
+        if self._error is not None:
+            raise self._error
+
     def _set_error(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
@@ -163,7 +164,3 @@ class Ledger:
                 waiter.pending.discard(parameter)
                 if not waiter.pending:
                     waiter.wake()
-
-    def _raise_if_failed(self) -> None:
-        if self._error is not None:
-            raise self._error

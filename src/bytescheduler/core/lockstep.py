@@ -2,9 +2,10 @@
 
 Under ``barrier`` nothing is urgent, since the next forward waits for everything. Then the order in
 which backward completes the buffer, from its end to its beginning, is as good as any that could be
-announced, and each rank can start it by itself, in the thread that trains, as
-DistributedDataParallel does. Between iterations of some ten milliseconds on a fast network the
-threads that scheduling wakes are what it costs; here none is woken.
+announced. Where the whole model is one chunk, in any mode, there is nothing to order. In both cases
+each rank can start its chunks by itself, in the thread that trains, as DistributedDataParallel
+does. In iterations of some ten milliseconds on a fast network the threads that scheduling wakes are
+what it costs; here none is woken.
 
 Rank 0 alone decides which rounds run so, and says it one round ahead, in the round itself: behind
 the first parameter's presence flag two more elements are averaged, the *signal* (``plan.py``). The
@@ -13,7 +14,9 @@ round, all of them the same, and no message has to overtake another. The other e
 number of the step: where ranks have run different numbers of backward passes they exchange rounds
 of different steps, and the average is not what each of them wrote.
 
-Considered instead: announcing a number of rounds ahead (a change of settings waits for their end).
+Considered instead: a fixed order for many chunks under priority too, some backwards, the others
+forwards (no faster, and blind to what is late); announcing a number of rounds ahead (a change of
+settings waits for their end).
 """
 
 from __future__ import annotations
@@ -39,13 +42,13 @@ class Signal:
     def __init__(self, buffer: Any, offset: int, world_size: int) -> None:
         self._elements = _as_array(buffer[offset : offset + 2])
         self._tolerance = 0.5 / world_size
-        self._step = 0
+        self.step = 0  # of the present round
 
     def write(self, *, lockstep: bool, step: int) -> None:
-        """Before a round: whether the next one runs in lockstep (only rank 0 may say so)."""
-        self._step = step % STEPS
+        """Before a round of ``step``: whether the next one is in lockstep (only rank 0 says so)."""
+        self.step = step
         self._elements[0] = float(lockstep)
-        self._elements[1] = float(self._step)
+        self._elements[1] = float(step % STEPS)
 
     @property
     def lockstep(self) -> bool:
@@ -55,36 +58,40 @@ class Signal:
     @property
     def same_step(self) -> bool:
         """After a round: whether it belonged to the same step on all ranks."""
-        return abs(float(self._elements[1]) - self._step) < self._tolerance
+        return abs(float(self._elements[1]) - self.step % STEPS) < self._tolerance
 
 
 class Direction:
     """Rank 0's part: which rounds run in lockstep, and when settings may change.
 
-    A change is announced, and an announcement may arrive while another rank is still in the midst
-    of a round in lockstep. So it waits until all ranks know that lockstep has ended.
+    A change is announced, and ranks hear of it at different times, but a round in lockstep has to
+    be cut alike on all of them. So a change waits until all know that lockstep has ended.
 
     Args:
         settings: what is in force.
         announce: makes all ranks adopt settings before the next round that is announced.
-        lockstep: whether there may be such rounds.
+        fits: whether rounds under these settings can run in lockstep.
     """
 
     def __init__(
-        self, settings: Settings, announce: Callable[[Settings], None], *, lockstep: bool
+        self,
+        settings: Settings,
+        announce: Callable[[Settings], None],
+        fits: Callable[[Settings], bool],
     ) -> None:
         self._wanted = settings
         self._announce = announce
-        self._allowed = lockstep
+        self._fits = fits
+        self._wanted_fit = fits(settings)
         self._held = False
         self._lockstep_follows = False
 
     def change(self, settings: Settings) -> None:
         """Between rounds: have other settings as soon as possible."""
         self._wanted = settings
-        if self._lockstep_follows:
-            self._held = True
-        else:
+        self._wanted_fit = self._fits(settings)
+        self._held = self._lockstep_follows
+        if not self._held:
             self._announce(settings)
 
     def round_begins(self, *, lockstep: bool) -> bool:
@@ -92,7 +99,7 @@ class Direction:
         if self._held and not lockstep:
             self._held = False
             self._announce(self._wanted)
-        self._lockstep_follows = self._allowed and self._wanted.mode == "barrier" and not self._held
+        self._lockstep_follows = self._wanted_fit and not self._held
         return self._lockstep_follows
 
 

@@ -11,7 +11,7 @@ rank 0's start alone decides what is sent when, and the others may start everyth
 announcement per chunk would only wait in the engine behind the chunks in flight. What is left to
 announce is one word per round, that rank 0 will not cut the buffer anew before it (GO).
 
-Where nothing is urgent none of this is needed: see ``lockstep.py``.
+Where there is nothing to order none of this is needed: see ``lockstep.py``.
 
 Considered instead: negotiation as in Horovod (a round trip and a cycle time per decision), a fixed
 order (an unlucky first chunk blocks all), a credit on every rank (two full windows of different
