@@ -1,6 +1,6 @@
 """``loopback``: a small model without shaping, where there is nothing to gain and all to lose.
 
-Two workers on this machine, iterations of about 20 ms, a peer and ours in turns of a second: over
+Two workers on this machine, iterations of 10 to 20 ms, a peer and ours in turns of a second: over
 PyTorch a small network on digits, over parameter servers and TensorFlow a small emulated job.
 No namespaces, so no root rights are needed.
 """
