@@ -24,8 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bytescheduler.torch as bs
 
-MODES = ("priority", "fifo", "barrier")
+MODES = ("priority", "fifo", "barrier", "one chunk")
 SMALL = {"partition_size": 512, "credit_size": 2048}
+WHOLE = {"partition_size": 1 << 20, "credit_size": 1 << 20}
 NO_DIFFERENCE: dict[str, Any] = {mode: {} for mode in MODES}
 
 Outcome = dict[str, torch.Tensor]
@@ -43,6 +44,13 @@ class Rows(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def keywords(mode: str = "priority", **ours: Any) -> dict[str, Any]:
+    """Those of ``ScheduledOptimizer`` in one of ``MODES``; the last is the first without a cut."""
+    if mode == "one chunk":
+        return {**WHOLE, **ours}
+    return {**SMALL, "mode": mode, **ours}
 
 
 def double_rows() -> nn.Module:
@@ -161,7 +169,7 @@ def numbered(case: Case, rank: int) -> list[Any]:
 def train_ours(case: Case, rank: int, **ours: Any) -> Outcome:
     model = case.make()
     inner = case.make_optimizer(model)
-    with bs.ScheduledOptimizer(inner, model, **{**SMALL, **ours}) as optimizer:
+    with bs.ScheduledOptimizer(inner, model, **keywords(**ours)) as optimizer:
         seen = case.loop(model, optimizer, numbered(case, rank), case.loss)
         return outcome(model, optimizer, seen)
 

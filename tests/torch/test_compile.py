@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from cases import MODES, SMALL, Case, Rows, adam, classify, differences, numbered, outcome
+from cases import (
+    MODES,
+    SMALL,
+    Case,
+    Rows,
+    adam,
+    classify,
+    differences,
+    keywords,
+    numbered,
+    outcome,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -44,9 +55,7 @@ def compiled(rank: int, mode: str, what: str, backend: str, when: str) -> Any:
     torch.compiler.reset()
     model: Any = case.make()
     trained = _compile(model, what, backend) if when == "before wrapping" else model
-    with bs.ScheduledOptimizer(
-        adam(model.parameters()), model, **{**SMALL, "mode": mode}
-    ) as optimizer:
+    with bs.ScheduledOptimizer(adam(model.parameters()), model, **keywords(mode)) as optimizer:
         if when == "after wrapping":
             trained = _compile(model, what, backend)
         for batch in numbered(case, rank):

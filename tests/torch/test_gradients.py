@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import (
+    MODES,
     Case,
     Rows,
     adam,
@@ -17,6 +18,7 @@ from cases import (
     double_batch,
     double_classify,
     double_rows,
+    keywords,
     paused,
     plain_loop,
     sgd,
@@ -400,12 +402,12 @@ def test_training_gives_the_same_bits(two_ranks, name):
 
 
 def gradients_seen(rank: int, mode: str) -> bool:
-    from cases import SMALL, rows
+    from cases import rows
 
     import bytescheduler.torch as bs
 
     model = Rows()
-    with bs.ScheduledOptimizer(sgd(model.parameters()), model, mode=mode, **SMALL) as optimizer:
+    with bs.ScheduledOptimizer(sgd(model.parameters()), model, **keywords(mode)) as optimizer:
         for step in range(4):
             optimizer.zero_grad()
             generator = torch.Generator().manual_seed(step * 2 + rank)
@@ -420,6 +422,6 @@ def gradients_seen(rank: int, mode: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("mode", ["priority", "fifo", "barrier"])
+@pytest.mark.parametrize("mode", MODES)
 def test_gradients_read_after_backward_are_the_average(two_ranks, mode):
     assert two_ranks.run(gradients_seen, mode) == [True, True]

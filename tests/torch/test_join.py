@@ -16,6 +16,7 @@ from cases import (
     adam,
     classify,
     differences,
+    keywords,
     numbered,
     outcome,
     plain_loop,
@@ -41,7 +42,7 @@ def uneven(rank: int, counts: list[int], make: str, **ours: Any) -> Any:
     each = [numbered(case, other)[: counts[other]] for other in range(len(counts))]
     after = [numbered(case, other)[6:] for other in range(len(counts))]
     model = case.make()
-    with bs.ScheduledOptimizer(case.make_optimizer(model), model, **{**SMALL, **ours}) as optimizer:
+    with bs.ScheduledOptimizer(case.make_optimizer(model), model, **keywords(**ours)) as optimizer:
         with optimizer.join():
             train(model, optimizer, each[rank])
         train(model, optimizer, after[rank])

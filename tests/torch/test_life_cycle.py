@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from cases import (
     MODES,
-    SMALL,
     Case,
     Rows,
     adam,
@@ -23,9 +22,11 @@ from cases import (
     classify,
     core,
     differences,
+    keywords,
     numbered,
     outcome,
     plain_loop,
+    rows,
     sgd,
     train_ddp,
     train_ours,
@@ -41,7 +42,7 @@ every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def wrap(optimizer: Any, model: Any, **ours: Any) -> bs.ScheduledOptimizer:
-    return bs.ScheduledOptimizer(optimizer, model, **{**SMALL, **ours})
+    return bs.ScheduledOptimizer(optimizer, model, **keywords(**ours))
 
 
 def train(model: Any, optimizer: Any, data: list[Any]) -> None:
@@ -65,6 +66,36 @@ class Normalised(nn.Module):
             self.seen |= hidden.max(0).values > 1.5
             self.last.copy_(x[0, :3])
         return self.head(torch.tanh(hidden))
+
+
+# -- order
+
+
+def announcements(rank: int, mode: str) -> int:
+    """How many this rank makes in five steps, when the first plans and orders are known."""
+    model = Rows()
+    said: list[Any] = []
+    with wrap(sgd(model.parameters()), model, mode=mode) as optimizer:
+        transport = optimizer._session.transport
+        announce = transport.announce
+
+        def noted(message: Any) -> None:
+            said.append(message)
+            announce(message)
+
+        train(model, optimizer, batches(rank, 4, rows))
+        optimizer.synchronize()
+        transport.announce = noted
+        train(model, optimizer, batches(rank, 5, rows))
+        optimizer.synchronize()
+        return len(said)
+
+
+@every_mode
+def test_where_there_is_nothing_to_order_nothing_is_announced(two_ranks, mode):
+    mine, others = two_ranks.run(announcements, mode)
+    assert others == 0
+    assert mine == 0 if mode in ("barrier", "one chunk") else mine >= 5
 
 
 # -- buffers

@@ -9,7 +9,6 @@ import pytest
 import torch
 from cases import (
     MODES,
-    SMALL,
     Case,
     Rows,
     adam,
@@ -17,6 +16,7 @@ from cases import (
     check_case,
     classify,
     differences,
+    keywords,
     outcome,
     sgd,
 )
@@ -380,7 +380,7 @@ def sparse_with_adam(rank: int, mode: str) -> Any:
     wrapped: list[Any] = []
 
     def wrap(optimizer: Any, model: Any) -> Any:
-        wrapped.append(bs.ScheduledOptimizer(optimizer, model, mode=mode, **SMALL))
+        wrapped.append(bs.ScheduledOptimizer(optimizer, model, **keywords(mode)))
         return wrapped[-1]
 
     data = batches(rank, 5, tokens)

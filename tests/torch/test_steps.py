@@ -15,7 +15,6 @@ import torch
 from cases import (
     MODES,
     NO_DIFFERENCE,
-    SMALL,
     Case,
     Rows,
     adam,
@@ -25,6 +24,7 @@ from cases import (
     double_batch,
     double_classify,
     double_rows,
+    keywords,
     numbered,
     outcome,
     plain_loop,
@@ -183,7 +183,7 @@ def scheduled(rank: int, name: str, before: bool, momentum: float) -> Any:
         optimizer: Any = make(model.parameters())
         early = SCHEDULES[name](optimizer) if before else None
         if mode is not None:
-            optimizer = bs.ScheduledOptimizer(optimizer, model, mode=mode, **SMALL)
+            optimizer = bs.ScheduledOptimizer(optimizer, model, **keywords(mode))
         schedule = early or SCHEDULES[name](optimizer)
         rates = []
         for batch in data if mode is not None else joined:
