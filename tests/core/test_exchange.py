@@ -501,5 +501,6 @@ def test_close_in_the_midst_of_lockstep_lets_nobody_wait_for_ever():
             rank.exchange.post(parameter)
         rank.exchange.close(drain=rank.rank == 0)
 
-    assert run_ranks(ranks, work) == []
+    errors = run_ranks(ranks, work)  # of rank 0, if rank 1 has closed before it has posted
+    assert all(isinstance(error, PeerLostError) for error in errors)
     assert_no_thread_is_left()
