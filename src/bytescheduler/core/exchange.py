@@ -293,9 +293,7 @@ class Exchange:
 
     def start(self, chunk: Chunk) -> None:
         """Hand one chunk to the transport."""
-        self._ledger.start()
-        if self._observer is not None:
-            self._observer.started(chunk)
+        self._leaves(chunk)
         if self._before_start is not None:
             self._before_start(chunk)
         done = _Completion(self._landed, self._finished, chunk)
@@ -311,7 +309,7 @@ class Exchange:
         return Signal(self._buffers[buffer], offset, world_size)
 
     def _needs_no_order(self, settings: Settings) -> bool:
-        if self._observer is not None:
+        if self._signal is None or self._observer is not None:
             return False  # a timeline has when chunks return
         if settings.mode == "barrier":
             return True
@@ -332,9 +330,7 @@ class Exchange:
         signal.write(lockstep=follows, step=self._steps)
 
     def _average(self, handles: Sequence[Any], chunk: Chunk) -> Landed:
-        self._ledger.start()
-        if self._observer is not None:
-            self._observer.started(chunk)
+        self._leaves(chunk)
         return self._transport.average(handles[chunk.index], chunk.index)
 
     def _land(self, lockstep: Lockstep) -> None:
@@ -384,6 +380,11 @@ class Exchange:
     def _announce(self, message: Sequence[int]) -> None:
         if self._transport.world_size > 1:
             self._transport.announce(message)
+
+    def _leaves(self, chunk: Chunk) -> None:
+        self._ledger.start()
+        if self._observer is not None:
+            self._observer.started(chunk)
 
     def _landed(self, chunk: Chunk) -> None:
         if self._observer is not None:

@@ -99,6 +99,7 @@ class Layout:
         offsets: element offset of each parameter's slot in its buffer.
         slots: elements of each slot: gradient, presence flag, signal, padding.
         sizes: elements of each buffer.
+        signal: the buffer of the signal and its element offset there; None without one.
     """
 
     def __init__(
@@ -113,9 +114,10 @@ class Layout:
         if sorted(self.order) != list(range(len(self.specs))):
             raise ValueError(f"order must name each of {len(specs)} parameters once, got {order}")
         self.sizes: dict[str, int] = {}
-        more = {index: SIGNAL for index in self.order[:1] if signal}
+        first = self.order[0] if signal and self.specs else None
         self.slots = tuple(
-            _slot_elements(spec, 1 + more.get(index, 0)) for index, spec in enumerate(self.specs)
+            _slot_elements(spec, 1 + SIGNAL if index == first else 1)
+            for index, spec in enumerate(self.specs)
         )
         offsets = [0] * len(self.specs)
         for index in self.order:
@@ -123,20 +125,12 @@ class Layout:
             offsets[index] = self.sizes.get(buffer, 0)
             self.sizes[buffer] = offsets[index] + self.slots[index]
         self.offsets = tuple(offsets)
-        self._has_signal = bool(more)
+        self.signal = first if first is None else (specs[first].buffer, self.flag_offset(first) + 1)
         self._rank = {index: position for position, index in enumerate(self.order)}
 
     def flag_offset(self, parameter: int) -> int:
         """Element offset of the presence flag of ``parameter`` in its buffer."""
         return self.offsets[parameter] + self.specs[parameter].numel
-
-    @property
-    def signal(self) -> tuple[str, int] | None:
-        """The buffer of the signal and its element offset there, if there is one."""
-        if not self._has_signal:
-            return None
-        first = self.order[0]
-        return self.specs[first].buffer, self.flag_offset(first) + 1
 
     def cut(self, partition_size: int, *, growing: bool = False) -> Plan:
         """Cut every buffer into equal chunks of at most ``partition_size`` bytes.
