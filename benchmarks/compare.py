@@ -165,6 +165,7 @@ class Comparison:
             "exchange_s": exchange,
             "bytes_per_second": rate,
             "scale": self._job.scale,
+            "skew": self._job.skew,
             "gradient_bytes": self._job.gradient_bytes,
             "systems": {
                 name: record.to_json()
@@ -223,6 +224,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compute", type=float, default=COMPUTE_S, help="seconds of forward and backward"
     )
+    parser.add_argument(
+        "--skew", type=float, default=0.0, help="share by which a rank's iterations vary, at random"
+    )
     parser.add_argument("--json", type=Path, help="write the result")
     parser.add_argument("--plot", type=Path, help="draw the result")
 
@@ -235,6 +239,8 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value <= 0:
             raise BenchmarkError(f"--{name} must be positive, got {value:g}")
+    if args.skew < 0:
+        raise BenchmarkError(f"--skew must not be negative, got {args.skew:g}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -242,7 +248,9 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     names = parse_systems(args.systems)
     effort = Effort(repeats=args.repeats, iterations=args.iterations, tries=args.tries)
-    job = make_job(args.profile, args.workers, scale=args.scale, compute_s=args.compute)
+    job = make_job(
+        args.profile, args.workers, scale=args.scale, compute_s=args.compute, skew=args.skew
+    )
     with open_lab(args.workers) as lab, track() as progress:
         result = compare(lab, job, args.balance, names, effort, progress)
     console().print(comparison_table(result))

@@ -49,7 +49,7 @@ class EmulatedModel(nn.Sequential):
     """All layers of a job, in forward order."""
 
     def __init__(self, job: Job) -> None:
-        device = Device()
+        device = Device(job)
         super().__init__(*(EmulatedModule(layer, device) for layer in job.layers))
 
 

@@ -28,12 +28,18 @@ class EmulatedLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one worker trains, layers in forward order; ``scale`` divided the model's sizes."""
+    """What one worker trains, layers in forward order.
+
+    Attributes:
+        scale: divided the model's sizes.
+        skew: by up to this share a worker's iteration takes longer, at random.
+    """
 
     profile: str
     workers: int
     scale: float
     layers: tuple[EmulatedLayer, ...]
+    skew: float = 0.0
 
     @property
     def gradient_bytes(self) -> int:
@@ -58,13 +64,16 @@ class Job:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Job:
         layers = tuple(EmulatedLayer(**layer) for layer in data["layers"])
-        return cls(
-            profile=data["profile"], workers=data["workers"], scale=data["scale"], layers=layers
-        )
+        return cls(**{**data, "layers": layers})
 
 
 def make_job(
-    name: str, workers: int, *, scale: float | None = None, compute_s: float = COMPUTE_S
+    name: str,
+    workers: int,
+    *,
+    scale: float | None = None,
+    compute_s: float = COMPUTE_S,
+    skew: float = 0.0,
 ) -> Job:
     """A shipped profile with its sizes divided by ``scale``.
 
@@ -80,6 +89,7 @@ def make_job(
         workers=workers,
         scale=scale,
         layers=tuple(_layer(layer) for layer in full.shrunk(scale).layers),
+        skew=skew,
     )
 
 

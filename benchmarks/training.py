@@ -43,7 +43,10 @@ class Training:
     def _schedule(self, trace: str | None) -> None:
         import bytescheduler.torch as bs
 
-        self._optimizer = bs.ScheduledOptimizer(self._optimizer, self._network, trace=trace)
+        # So few iterations would all be spent on the search that is the default.
+        self._optimizer = bs.ScheduledOptimizer(
+            self._optimizer, self._network, mode="priority", trace=trace
+        )
 
     def epoch(self) -> dict[str, Any]:
         """One pass over this rank's share; seconds of each iteration and the last loss."""

@@ -80,7 +80,7 @@ class _Session(Session):
 
         self._store = store()
         self._layers = job.layers
-        self._device = Device()
+        self._device = Device(job)
         self._keys = [next(_keys) for _ in job.layers]
         self._weights = [mxnet.nd.zeros((layer.numel,)) for layer in job.layers]
         self._gradients = [mxnet.nd.full((layer.numel,), 1e-3) for layer in job.layers]

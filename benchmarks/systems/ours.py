@@ -22,7 +22,7 @@ DEFAULTS: Settings = {}
 
 
 class PrioritySystem(TorchSystem):
-    """``ScheduledOptimizer`` in its default mode."""
+    """``ScheduledOptimizer`` with sizes that stay as they are."""
 
     name = "bytescheduler"
     engine = "gloo"
@@ -63,7 +63,7 @@ class BarrierSystem(PrioritySystem):
 
 
 class AutoSystem(PrioritySystem):
-    """Mode and sizes found by the package itself in a session before, and remembered.
+    """The default: mode and sizes found by the package itself in a session before, and remembered.
 
     Repeats are shorter than the tuner's start-up, so they run under what was found and are not
     disturbed by the search that would follow.

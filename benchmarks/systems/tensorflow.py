@@ -152,7 +152,7 @@ def _train_step(model: Any, optimizer: Any) -> Any:
 def _model(job: Job) -> Any:
     import keras
 
-    device = Device()
+    device = Device(job)
 
     class Emulated(keras.layers.Layer):
         def __init__(self, layer: EmulatedLayer) -> None:

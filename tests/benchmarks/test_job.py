@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from benchmarks import device
 from benchmarks.compare import parse_systems, structural_bound
 from benchmarks.device import Device
 from benchmarks.errors import BenchmarkError
@@ -30,14 +31,39 @@ def test_bound_is_the_simulators() -> None:
 
 
 def test_a_device_does_not_add_up_its_oversleeping() -> None:
-    device = Device()
+    made = Device(make_job("vgg16", 2))
     begin = time.perf_counter()
     for _ in range(200):
-        device.compute(0.0005)
-    device.compute(0.01)
+        made.compute(0.0005)
+    made.compute(0.01)
     elapsed = time.perf_counter() - begin - 0.11
     assert elapsed < 0.05  # 200 sleeps oversleep by 0.06 ms each or more: without care, all add up
     assert elapsed > -0.001
+
+
+def test_a_skewed_device_takes_longer_by_the_iteration_and_alike_for_every_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(device.time, "sleep", slept.append)
+    monkeypatch.setattr(device.time, "perf_counter", lambda: sum(slept))
+    monkeypatch.setenv("RANK", "1")
+    job = make_job("vgg16", 2, skew=0.2)
+    calls = 2 * len(job.layers)
+
+    def iterations() -> list[float]:
+        slept.clear()
+        made = Device(job)
+        for _ in range(3 * calls):
+            made.compute(1.0)
+        return [sum(slept[begin : begin + calls]) / calls for begin in range(0, 3 * calls, calls)]
+
+    first = iterations()
+    assert first == pytest.approx(iterations())
+    assert all(1.0 <= seconds <= 1.2 for seconds in first)
+    assert len({round(seconds, 6) for seconds in first}) == 3
+    monkeypatch.setenv("RANK", "0")
+    assert iterations() != pytest.approx(first)
 
 
 def test_every_system_has_settings_that_travel_as_json() -> None:

@@ -59,8 +59,23 @@ def test_formatting_and_parsing_are_inverse(size):
 def test_defaults():
     settings = resolve_settings(environ={})
     assert settings == Settings(
-        partition_size=DEFAULT_PARTITION_SIZE, credit_size=DEFAULT_CREDIT_SIZE, mode="priority"
+        partition_size=DEFAULT_PARTITION_SIZE, credit_size=DEFAULT_CREDIT_SIZE, mode="auto"
     )
+
+
+@pytest.mark.parametrize("name", ["partition_size", "credit_size"])
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_a_size_that_was_asked_for_is_not_tuned_away(name, by_environment):
+    environ = {f"BYTESCHEDULER_{name.upper()}": "2MiB"} if by_environment else {}
+    sizes = {} if by_environment else {name: "2MiB"}
+    assert resolve_settings(**sizes, environ=environ).mode == "priority"
+    assert resolve_settings(**sizes, mode="auto", environ=environ).mode == "auto"
+    assert resolve_settings(**sizes, environ={**environ, ENV_MODE: "auto"}).mode == "auto"
+
+
+def test_where_trying_costs_too_much_auto_has_to_be_asked_for():
+    assert resolve_settings(tunable=False, environ={}).mode == "priority"
+    assert resolve_settings(tunable=False, mode="auto", environ={}).mode == "auto"
 
 
 def test_environment_comes_after_arguments_and_before_defaults():

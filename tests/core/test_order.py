@@ -84,6 +84,8 @@ class LeaderBench:
     def land(self) -> None:
         self.leader.complete(self.flying.pop(self.random.randrange(len(self.flying))))
 
+    any_order = False
+
     def compare(self, step: Step) -> None:
         raise AssertionError("the leader announces steps, it does not compare")
 
@@ -322,8 +324,9 @@ def test_many_threads_post_and_complete_and_each_chunk_starts_once():
 class FollowerBench:
     """A follower, and a diary."""
 
-    def __init__(self, layout: Layout, partition: int) -> None:
+    def __init__(self, layout: Layout, partition: int, *, any_order: bool = False) -> None:
         self.layout = layout
+        self.any_order = any_order
         self.started: list[int] = []
         self.steps: list[Step] = []
         self.follower = Follower(layout.cut(partition), self, self.wake)
@@ -360,6 +363,36 @@ def test_the_follower_starts_what_is_announced_in_that_order(announced, posted, 
         assert bench.started == list(itertools.takewhile(ready.__contains__, heard))
     assert bench.started == announced
     assert not bench.follower.waiting
+
+
+@given(st.permutations(range(6)), st.permutations(range(6)), st.data())
+def test_where_any_order_will_do_what_is_ready_passes_what_is_not(announced, posted, data):
+    bench = FollowerBench(layout_of([15] * 6), 64, any_order=True)
+    left = [*announced], [*posted]
+    while any(left):
+        if left[1] and (not left[0] or data.draw(st.booleans())):
+            bench.follower.post([left[1].pop(0)])
+        else:
+            bench.hear([left[0].pop(0)])
+        ready = set(posted) - set(left[1])
+        heard = announced[: len(announced) - len(left[0])]
+        assert set(bench.started) == ready.intersection(heard)
+        assert len(bench.started) == len(set(bench.started))
+    assert not bench.follower.waiting
+
+
+def test_steps_may_be_passed_and_pass_but_a_cut_may_not():
+    bench = FollowerBench(layout_of([15] * 3), 64, any_order=True)
+    bench.follower.post([1])
+    bench.hear([2, STEP, 1, 1, 1, CUT, 128, 128, 0, 0])
+    assert bench.steps == [Step(number=1, rounds=1)]
+    assert bench.started == [1]
+    bench.follower.post([0])
+    assert bench.started == [1]
+    bench.follower.post([2])
+    assert bench.started == [1, 2]
+    bench.follower.post([1])  # of the next round: 1 went before the cut
+    assert bench.started == [1, 2, 0]
 
 
 def test_the_nth_start_of_a_chunk_waits_for_the_nth_round():

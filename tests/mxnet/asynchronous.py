@@ -93,6 +93,8 @@ def refuses(inner: Any) -> None:
     key = FIRST_KEY + len(SHAPES)
     store.init(key, mx.nd.zeros(3))
     raises(ConfigurationError, lambda: store.push(key, mx.nd.ones(3)), "call set_optimizer")
+    store.set_optimizer(mx.optimizer.SGD())
+    assert store.settings.mode == "priority"
     automatic = bs.ScheduledKVStore(inner, mode="auto")
     automatic.set_optimizer(mx.optimizer.SGD())
     automatic.init(key + 1, mx.nd.zeros(3))

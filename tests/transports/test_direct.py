@@ -108,7 +108,7 @@ def test_memory_for_others_gradients_is_used_again() -> None:
 def test_the_thread_ends_with_close() -> None:
     with ends(2) as opened:
         averaged(opened, [[torch.ones(3)], [torch.ones(3)]])
-        threads = [end._thread for end in opened]
+        threads = [watcher for end in opened for watcher in end._watchers]
     for thread in threads:
         assert not thread.is_alive()
 

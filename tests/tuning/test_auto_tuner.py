@@ -12,7 +12,7 @@ import pytest
 from analytic_job import START, AnalyticJob
 
 from bytescheduler.core.config import Settings
-from bytescheduler.tuning.auto import EXPECTED_ITERATIONS, AutoTuner
+from bytescheduler.tuning.auto import EXPECTED_ITERATIONS, START_UP, AutoTuner
 from bytescheduler.tuning.cache import Cache
 from bytescheduler.tuning.samples import Sample, enough, summarise
 
@@ -271,6 +271,41 @@ def test_the_users_own_sizes_take_part() -> None:
     )
     tuner.step(0.0)
     switched = [tuner.step(0.1 * n) for n in range(1, 20)]
+    tuner.close()
     barrier, users = [item for item in switched if item]
     assert barrier.mode == "barrier"
     assert users == replace(mine, mode="priority")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tuners_of_one_process_take_turns(seed: int) -> None:
+    """A generator's and a discriminator's, say: an iteration takes what both of them take."""
+    jobs = [AnalyticJob(seed=seed), AnalyticJob(exchange=0.3, seed=seed + 100)]
+    tuners = [job.tuner() for job in jobs]
+    switches: list[list[int]] = [[], []]
+    now = 0.0
+    for iteration in range(1, 3000):
+        searching = [tuner.searching for tuner in tuners]
+        if not any(searching):
+            break
+        for job in jobs:
+            now += job.seconds(job.settings) * (1 + job.noise * job.random.random())
+        for job, tuner, mine in zip(jobs, tuners, switches, strict=True):
+            settings = tuner.step(now)
+            if settings is not None:
+                mine.append(iteration)
+                job.settings = settings
+    first, second = switches
+    assert not any(tuner.searching for tuner in tuners)
+    assert [iteration for iteration in second if START_UP < iteration < first[-1]] == []
+    joint = sum(job.seconds(job.settings) for job in jobs) / sum(job.best() for job in jobs)
+    assert joint <= 1.03
+
+
+def test_a_job_that_ends_in_the_middle_of_a_search_leaves_its_turn_to_others() -> None:
+    first, second = AnalyticJob(), AnalyticJob()
+    tuner = first.tuner()
+    first.run(tuner, lambda: first.iterations == 2 * START_UP)
+    assert tuner.searching
+    tuner.close()
+    assert not second.tune().searching

@@ -1,4 +1,4 @@
-"""``mode="auto"`` in real training: the weights are those of an untuned run, to the last bit."""
+"""Tuning in real training: by default, and with the weights of an untuned run, to the last bit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bytescheduler._ports import free_port
+from bytescheduler.core.config import CHUNKS_PER_CREDIT
 
 pytest.importorskip("torch")
 
@@ -29,7 +30,9 @@ told = {}
 make_tuner = tuner.make_tuner
 tuner.make_tuner = lambda settings, **facts: told.update(facts) or make_tuner(settings, **facts)
 
-mode, steps, output = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+case, steps, output = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+mode = case if case == "priority" else None
+torch.use_deterministic_algorithms(case == "deterministic")
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -58,9 +61,9 @@ dist.destroy_process_group()
 """
 
 
-def train(folder: Path, mode: str) -> list[dict[str, object]]:
+def train(folder: Path, case: str) -> list[dict[str, object]]:
     """Train on two ranks; what each of them found."""
-    script, output = folder / "train.py", folder / mode
+    script, output = folder / "train.py", folder / case
     script.write_text(TRAIN)
     shared = {
         **os.environ,
@@ -71,7 +74,7 @@ def train(folder: Path, mode: str) -> list[dict[str, object]]:
         "OMP_NUM_THREADS": "1",
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
-    command = [sys.executable, str(script), mode, str(STEPS), str(output)]
+    command = [sys.executable, str(script), case, str(STEPS), str(output)]
     ranks = [subprocess.Popen(command, env={**shared, "RANK": str(rank)}) for rank in range(2)]
     try:
         assert [rank.wait(timeout=160) for rank in ranks] == [0, 0]
@@ -85,7 +88,7 @@ def train(folder: Path, mode: str) -> list[dict[str, object]]:
 @pytest.mark.multiprocess
 @pytest.mark.timeout(360)
 def test_weights_while_tuning_equal_those_of_the_untuned_run(tmp_path: Path) -> None:
-    tuned, plain = train(tmp_path, "auto"), train(tmp_path, "priority")
+    tuned, plain = train(tmp_path, "default"), train(tmp_path, "priority")
     weights = {str(rank["weights"]) for rank in (*tuned, *plain)}
     assert len(weights) == 1
     used = [rank["used"] for rank in tuned]
@@ -97,3 +100,13 @@ def test_weights_while_tuning_equal_those_of_the_untuned_run(tmp_path: Path) -> 
     assert (leader["engine"], leader["device"], leader["world_size"]) == ("torch", "cpu", 2)
     assert 1e6 < leader["bandwidth"] < 1e11
     assert follower == {}
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout(360)
+def test_where_runs_shall_be_reproducible_nothing_is_measured(tmp_path: Path) -> None:
+    for rank in train(tmp_path, "deterministic"):
+        (settings,) = rank["used"]  # type: ignore[misc]
+        mode, partition_size, credit_size = settings
+        assert (mode, credit_size) == ("priority", CHUNKS_PER_CREDIT * partition_size)
+        assert 2 * partition_size == rank["told"].get("total_bytes", 2 * partition_size)  # type: ignore[attr-defined]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from bytescheduler.core import Settings
 from bytescheduler.transports.fake import FakeNetwork, FakeTransport
-from bytescheduler.tuning import timed_broadcast
+from bytescheduler.tuning import settings_of_rank_0, timed_broadcast
 
 SECONDS = 0.1
 
@@ -73,6 +75,20 @@ def test_a_short_transfer_counts_without_its_first_connection() -> None:
     assert found[0] == found[1]
     assert found[0] is not None
     assert found[0] > (4 << 20) / 0.02
+
+
+def test_settings_are_those_of_rank_0_but_for_the_path_of_the_trace() -> None:
+    found: dict[int, Settings] = {}
+    wanted = [
+        Settings(partition_size=8, credit_size=16, mode="barrier", trace="a"),
+        Settings(partition_size=9, credit_size=90, mode="auto", trace="b"),
+    ]
+
+    def rank(transport: FakeTransport) -> None:
+        found[transport.rank] = settings_of_rank_0(transport, wanted[transport.rank])
+
+    _together([lambda end=end: rank(end) for end in FakeNetwork(2).transports()])
+    assert found == {0: wanted[0], 1: replace(wanted[0], trace="b")}
 
 
 def test_alone_there_is_nothing_to_time() -> None:

@@ -82,6 +82,7 @@ def test_reports_where_the_environment_asks_for_it(tmp_path: Path, mode: str) ->
     settings = Settings(mode=mode)  # type: ignore[arg-type]
     tuner = make(settings, environ={ENV_REPORT: str(path)})
     answers = [tuner.step(0.1 * n) for n in range(30)]  # type: ignore[attr-defined]
+    tuner.close()  # type: ignore[attr-defined]
     found = read(path)
     assert found is not None
     assert len(found.seconds) == 29

@@ -138,26 +138,30 @@ def resolve_settings(
     model_bytes: int | None = None,
     bandwidth: float | None = None,
     least_chunks: int = 1,
+    tunable: bool = True,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Merge keyword arguments, environment and defaults.
 
     If only one of the two sizes is given, the other follows it (credit = 3 chunks). If none is, see
-    ``default_partition``.
+    ``default_partition``. The mode is ``auto`` by default, but ``priority`` where a size is given:
+    who names one wants it kept.
 
     Args:
         model_bytes: bytes of all gradients of one rank, where known.
         bandwidth: bytes per second between ranks, where known.
         least_chunks: as the transport has it.
+        tunable: whether the mode may be ``auto`` without being asked for.
 
     Raises:
         ConfigurationError: a value breaks a rule; the message names its source.
     """
     env = os.environ if environ is None else environ
-    mode = mode or env.get(ENV_MODE) or "priority"
     partition = _size(partition_size, env, "partition_size", ENV_PARTITION_SIZE)
     credit = _size(credit_size, env, "credit_size", ENV_CREDIT_SIZE)
-    if partition is None and credit is None and mode == "barrier":
+    no_sizes = partition is None and credit is None
+    mode = mode or env.get(ENV_MODE) or ("auto" if tunable and no_sizes else "priority")
+    if no_sizes and mode == "barrier":
         partition, credit = BARRIER_PARTITION_SIZE, BARRIER_CREDIT_SIZE
     if partition is None:
         fitting = default_partition(model_bytes, bandwidth, least_chunks)
@@ -177,7 +181,7 @@ def default_partition(
 
     Between 64 KiB and 4 MiB, and at most half of the model, unless all of it takes less than that:
     then it is cut into ``least_chunks``, on most engines not at all. Smaller chunks let urgent ones
-    overtake sooner, larger ones cost less; what is best for a job is measured (``mode="auto"``).
+    overtake sooner, larger ones cost less; what is best for a job is measured, by ``mode="auto"``.
     """
     low, high = PARTITION_LIMITS
     size = DEFAULT_PARTITION_SIZE

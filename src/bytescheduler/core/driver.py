@@ -15,6 +15,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from bytescheduler.core.order import Follower, Leader
 from bytescheduler.transports.base import Transport
@@ -90,7 +91,8 @@ class Driver:
 
     def _serve(self, side: Leader | Follower) -> None:
         while not side.ended.is_set():
-            self._wakes.get()
+            with suppress(queue.Empty):
+                self._wakes.get(timeout=side.next_look)
             side.pump()
 
     def _listen(self, follower: Follower) -> None:

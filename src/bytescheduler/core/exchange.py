@@ -49,6 +49,9 @@ class Tuner(Protocol):
     def step(self, now: float) -> Settings | None:
         """An iteration ended at ``now`` (``perf_counter`` seconds): new settings, or None."""
 
+    def close(self) -> None:
+        """The job is over."""
+
 
 class Exchange:
     """Averages posted parameters over all ranks, the most urgent first.
@@ -248,6 +251,9 @@ class Exchange:
         if self._closing:
             return
         self._closing = True
+        if self._tuner is not None:
+            self._tuner.close()
+            self._tuner = None
         if drain and self.error is None:
             self._settle()
         elif self.error is None:
@@ -290,6 +296,11 @@ class Exchange:
             error = _mismatch(self._transport.rank, step.number, counts)
             self._ledger.fail(error)
             raise error
+
+    @property
+    def any_order(self) -> bool:
+        """Whether the chunks of the present plan may start in different orders on each rank."""
+        return self._transport.any_order(max(chunk.nbytes for chunk in self.plan.chunks))
 
     def start(self, chunk: Chunk) -> None:
         """Hand one chunk to the transport."""

@@ -49,17 +49,31 @@ class Foresight:
         known = seconds if self._expected is None else self._expected
         self._expected = known + WEIGHT * (seconds - known)
 
-    def completed(self, nbytes: int, *, more: bool) -> None:
-        """A chunk has arrived; ``more`` if others are in flight."""
+    @property
+    def seconds_per_byte(self) -> float:
+        """What a byte takes on the wire; 0 while that is not known."""
+        return self._seconds / self._bytes if self._bytes else 0.0
+
+    def completed(self, nbytes: int, *, more: bool, waited: bool = False) -> None:
+        """A chunk has arrived.
+
+        Args:
+            more: others are in flight.
+            waited: it waited for another rank, which tells nothing of the wire.
+        """
         now = self._clock()
-        if self._last is not None:
+        if self._last is not None and not waited:
             self._seconds = KEPT * self._seconds + now - self._last
             self._bytes = KEPT * self._bytes + nbytes
         self._last = now if more else None
 
-    def allows(self, nbytes: int) -> bool:
-        """Whether so many bytes in flight will have arrived when the urgent chunk is ready."""
+    def allows(self, nbytes: int, lag: float = 0.0) -> bool:
+        """Whether so many bytes in flight will have arrived when the urgent chunk is ready.
+
+        Args:
+            lag: by how many seconds that is later on the slowest rank.
+        """
         if self._begin is None or self._expected is None or not self._bytes:
             return True
-        left = self._begin + self._expected - self._clock()
+        left = self._begin + self._expected + lag - self._clock()
         return nbytes * self._seconds <= left * self._bytes

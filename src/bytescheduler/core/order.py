@@ -76,6 +76,9 @@ class _Starter(Protocol):
 
     def compare(self, step: Step) -> None: ...
 
+    @property
+    def any_order(self) -> bool: ...
+
 
 class Readiness:
     """Which chunks have all their parameters: counted up as parameters are posted.
@@ -142,6 +145,11 @@ class _Side(ABC):
                 self._end()
                 raise
 
+    @property
+    def next_look(self) -> float | None:
+        """Seconds until something may be due though nothing has happened; None if never."""
+        return None
+
     def _end(self) -> None:
         """Nothing is due any more; whoever waits to be woken should see it."""
         self.ended.set()
@@ -180,6 +188,7 @@ class Leader(_Side):
         super().__init__(wake)
         self._advance = advance
         self._scheduler = scheduler
+        self._scheduler.any_order = exchange.any_order
         self._exchange = exchange
         self._announce = announce
         self._limit = limit
@@ -226,6 +235,11 @@ class Leader(_Side):
             due = self._may_cut and not self._busy
         if due:
             self._wake()
+
+    @property
+    def next_look(self) -> float | None:
+        with self._lock:
+            return self._scheduler.next_look
 
     def stop(self) -> None:
         """Start nothing more, tell the followers, set ``ended``."""
@@ -303,6 +317,7 @@ class Leader(_Side):
         self._announce([*news, CUT, cut.partition_size, cut.credit_size, cut.mode])
         plan = self._exchange.recut(cut)
         with self._lock:
+            self._scheduler.any_order = self._exchange.any_order
             self._ready = Readiness(plan)
             if self._cut is cut:
                 self._cut = None
@@ -318,7 +333,8 @@ class Leader(_Side):
 class Follower(_Side):
     """The other ranks' side: start what is announced, in that order, when it is ready here.
 
-    Where order is free, the chunks of a round that rank 0 has let go start when they are ready.
+    Where the engine takes chunks in any order, what is not ready here is passed by what is. Where
+    it negotiates, the chunks of a round that rank 0 has let go start when they are ready.
     """
 
     def __init__(self, plan: Plan, exchange: _Starter, wake: Callable[[], None]) -> None:
@@ -334,7 +350,7 @@ class Follower(_Side):
         """This rank's gradients of ``parameters`` are there."""
         with self._lock:
             changed = sum(map(self._mark, parameters)) > 0 and not self._busy
-            due = changed and (self._head_is_ready or bool(self._free))
+            due = changed and (bool(self._free) or self._next() is not None)
         if due:
             self._wake()
 
@@ -357,27 +373,33 @@ class Follower(_Side):
         """Something is announced that is not ready here."""
         return bool(self._announced) and not self.ended.is_set()
 
-    @property
-    def _head_is_ready(self) -> bool:
-        if not self._announced:
-            return False
-        head = self._announced[0]
-        return not isinstance(head, int) or head == GO or head in self._complete
+    def _next(self) -> int | None:
+        """Position of the first announced item that can be acted on."""
+        for position, item in enumerate(self._announced):
+            if isinstance(item, Step) or item in self._complete:
+                return position
+            if isinstance(item, Cut) or item == GO:
+                return None if position else 0
+            if not self._any_order:
+                return None
+        return None
 
     def _due(self) -> Callable[[], None] | None:
         if self._free:
             return self._start(self._free.popleft())
-        if not self._head_is_ready:
+        position = self._next()
+        if position is None:
             return None
-        head = self._announced.popleft()
-        if isinstance(head, Cut):
-            return partial(self._recut, head)
-        if isinstance(head, Step):
-            return partial(self._exchange.compare, head)
-        if head == GO:
+        item = self._announced[position]
+        del self._announced[position]
+        if isinstance(item, Cut):
+            return partial(self._recut, item)
+        if isinstance(item, Step):
+            return partial(self._exchange.compare, item)
+        if item == GO:
             return self._let_go
-        self._complete.discard(head)
-        return self._start(head)
+        self._complete.discard(item)
+        return self._start(item)
 
     def _start(self, index: int) -> Callable[[], None]:
         self._started[index] += 1
@@ -403,6 +425,7 @@ class Follower(_Side):
     def _arm(self, plan: Plan) -> None:
         """Start on a plan; what was posted and not yet sent counts for it."""
         self._plan = plan
+        self._any_order = self._exchange.any_order
         self._ready = Readiness(plan)
         self._complete: set[int] = set()  # chunks that are ready and not started
         self._started = [0] * len(plan.chunks)

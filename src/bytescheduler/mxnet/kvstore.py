@@ -200,6 +200,7 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
             return
         require_elementwise(optimizer)
         self._optimizer = optimizer
+        self.settings = self._resolve(tunable=False)  # servers' pieces keep their size
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Refused: the states lie on the servers, where MXNet cannot read them.
@@ -357,14 +358,14 @@ class ScheduledKVStore(mxnet.kv.KVStoreBase):
         """
         if self._optimizer is not None:
             return None
-        from bytescheduler.tuning import sizes_of_rank_0, timed_broadcast
+        from bytescheduler.tuning import settings_of_rank_0, timed_broadcast
 
         probe = np.zeros(min(staging.nbytes, PROBE_BYTES), np.uint8)
         rate = timed_broadcast(transport, lambda: transport.broadcast(probe), probe.nbytes)
         settings = self._resolve(
             model_bytes=staging.nbytes, bandwidth=rate, least_chunks=transport.least_chunks
         )
-        self.settings = sizes_of_rank_0(transport, settings)
+        self.settings = settings_of_rank_0(transport, settings)
         return rate
 
     def _make_tuner(self, staging: Staging, bandwidth: float | None) -> Tuner | None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from bytescheduler.core import Exchange, Layout, ParameterSpec, Plan, Settings, TraceRecorder
 from bytescheduler.exceptions import RankMismatchError, UsageError
 from bytescheduler.transports import Transport, name_of
-from bytescheduler.tuning import make_tuner, sizes_of_rank_0, timed_broadcast
+from bytescheduler.tuning import make_tuner, settings_of_rank_0, timed_broadcast
 
 __all__ = ["Resolve", "Runtime"]
 
@@ -35,6 +35,7 @@ class Resolve(Protocol):
         model_bytes: int | None = None,
         bandwidth: float | None = None,
         least_chunks: int = 1,
+        tunable: bool = True,
     ) -> Settings: ...
 
 
@@ -162,8 +163,9 @@ class Runtime:
             model_bytes=self._total_bytes,
             bandwidth=self._bandwidth,
             least_chunks=self.transport.least_chunks,
+            tunable=self.transport.tunable,
         )
-        self._settings = sizes_of_rank_0(self.transport, settings)
+        self._settings = settings_of_rank_0(self.transport, settings)
         return result
 
     def _broadcast(self, arrays: Sequence[_Array]) -> None:

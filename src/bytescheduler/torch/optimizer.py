@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -26,7 +27,7 @@ from bytescheduler.torch.proposal import Proposal, agree_on
 from bytescheduler.torch.session import Session
 from bytescheduler.torch.tuner import broadcast_timed, tuner_of
 from bytescheduler.transports.base import Transport
-from bytescheduler.tuning import sizes_of_rank_0
+from bytescheduler.tuning import settings_of_rank_0
 
 __all__ = ["ScheduledOptimizer"]
 
@@ -58,10 +59,12 @@ class ScheduledOptimizer(Optimizer):
             optimizer state if rank 0 has any.
         group: process group of ``torch.distributed``; the default group if None.
         partition_size: bytes per chunk, as int or text (``"4MiB"``); by default what takes
-            about 10 ms between ranks, between 64 KiB and 4 MiB. With three or more ranks the last
-            bits of a sum depend on where it is cut: name a size to have them equal in each run.
+            about 10 ms between ranks, between 64 KiB and 4 MiB.
         credit_size: bytes in flight at most; three chunks by default.
-        mode: ``"priority"``, ``"fifo"``, ``"barrier"`` or ``"auto"``.
+        mode: ``"priority"``, ``"fifo"``, ``"barrier"``, or ``"auto"``: measure what is fastest,
+            sizes included; the default unless a size is given. With three or more ranks the last
+            bits of a sum depend on where it is cut: name a size to have them equal in each run.
+            Under ``torch.use_deterministic_algorithms`` no default is measured.
         transport: name of an engine (``"torch"``, ``"horovod"``, ``"kvstore"``, ``"mpi"``,
             ``"byteps"``) or a ``Transport``.
         sync_buffers: keep module buffers equal to rank 0's, as DistributedDataParallel does.
@@ -95,6 +98,8 @@ class ScheduledOptimizer(Optimizer):
         separable: bool | None = None,
         trace: str | None = None,
     ) -> None:
+        reproducible = torch.are_deterministic_algorithms_enabled()
+
         def settle(bandwidth: float | None) -> Settings:
             return resolve_settings(
                 partition_size=partition_size,
@@ -102,8 +107,9 @@ class ScheduledOptimizer(Optimizer):
                 mode=mode,
                 trace=trace,
                 model_bytes=_gradient_bytes(optimizer),
-                bandwidth=bandwidth,
+                bandwidth=None if reproducible else bandwidth,
                 least_chunks=end.least_chunks,
+                tunable=end.tunable and not reproducible,
             )
 
         def proposal() -> Proposal:
@@ -116,7 +122,7 @@ class ScheduledOptimizer(Optimizer):
             optimizer, named = agreed.optimizer, agreed.named
             _retire_predecessors(model, optimizer)
             bandwidth = broadcast_timed(end, [*model.parameters(), *model.buffers()])
-            settings = sizes_of_rank_0(end, settle(bandwidth))
+            settings = settings_of_rank_0(end, settle(bandwidth))
             broadcast_optimizer_state(end, optimizer)
             recorder = settings.trace and TraceRecorder(settings.trace, end.rank, end.world_size)
             self._recorder = recorder or None

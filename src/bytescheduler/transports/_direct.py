@@ -11,14 +11,16 @@ with the square of the ranks, so it is for ``MOST_RANKS`` at most; and what is l
 Summands are added in the order of the ranks, wherever a chunk was cut: among sizes up to that, the
 average of a gradient does not depend on the partition size, as it does to the last bits in a ring.
 
-Gloo offers no call-back for a message, so one thread waits for them, in the order in which they
-were sent.
+Gloo offers no call-back for a message, so a thread waits for them, in the order in which they were
+sent. When what it waits for is not ready on another rank yet, one more thread sees to those behind
+it, and ends when there are none.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -31,9 +33,13 @@ __all__ = ["MOST_BYTES", "MOST_RANKS", "DirectAverage"]
 MOST_RANKS: Final = 8
 MOST_BYTES: Final = 1 << 20
 GRAIN: Final = 1 << 15  # elements, up to which PyTorch adds in the calling thread
+PATIENCE: Final = 3.0  # times what waiting for a message usually takes
+LEAST_PATIENCE: Final = 5e-3  # seconds
+WEIGHT: Final = 0.1  # of the last one in what is usual
 
 Works = Sequence[Any]
 Pieces = Sequence[torch.Tensor]
+_Item = tuple[Iterator[Works], Works, Done]
 
 
 class DirectAverage:
@@ -49,11 +55,13 @@ class DirectAverage:
         self._rank = rank
         self._others = [(rank + hop) % world_size for hop in range(1, world_size)]
         self._spare: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
-        self._under_way: queue.SimpleQueue[tuple[Iterator[Works], Works, Done] | None] = (
-            queue.SimpleQueue()
-        )
-        self._thread = threading.Thread(target=self._watch, name="bytescheduler-gloo", daemon=True)
-        self._thread.start()
+        self._under_way: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._watchers: set[threading.Thread] = set()
+        self._busy = 0  # watchers that wait for a message
+        self._began = 0.0  # when the last of them began to
+        self._usual = 0.0  # seconds that it takes
+        self._lock = threading.Lock()
+        self._add_watcher()
 
     def start(self, tensor: torch.Tensor, tag: int, done: Done) -> None:
         """Begin to average ``tensor``, one-dimensional, in place; ``tag`` is alike on all ranks."""
@@ -65,17 +73,52 @@ class DirectAverage:
         self._spare.clear()
 
     def close(self, timeout: float) -> None:
-        """End the thread as soon as nothing is under way; wait ``timeout`` seconds for it.
+        """End the threads as soon as nothing is under way; wait ``timeout`` seconds for each.
 
         A thread that outlived the interpreter inside of Gloo would abort the process.
         """
         self._under_way.put(None)
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+        with self._lock:
+            watchers = self._watchers - {threading.current_thread()}
+        for watcher in watchers:
+            watcher.join(timeout)
+
+    def _add_watcher(self) -> None:
+        watcher = threading.Thread(target=self._watch, name="bytescheduler-gloo", daemon=True)
+        with self._lock:
+            self._watchers.add(watcher)
+        watcher.start()
 
     def _watch(self) -> None:
-        while (item := self._under_way.get()) is not None:
+        while (item := self._take()) is not None:
+            began = time.perf_counter()
             self._advance(*item)
+            with self._lock:
+                self._busy -= 1
+                self._usual += WEIGHT * (time.perf_counter() - began - self._usual)
+
+    def _take(self) -> _Item | None:
+        """What is to be waited for next; None when this watcher shall end."""
+        with self._lock:
+            if len(self._watchers) > 1 and self._under_way.empty():
+                self._watchers.discard(threading.current_thread())
+                return None
+        item = self._under_way.get()
+        if item is None:
+            self._under_way.put(None)  # for the others
+            return None
+        with self._lock:
+            self._busy += 1
+            self._began = time.perf_counter()
+        return item
+
+    def _held_up(self) -> bool:
+        """All watchers have waited for some time, each for one message."""
+        with self._lock:
+            if self._busy < len(self._watchers):
+                return False
+            patience = max(PATIENCE * self._usual, LEAST_PATIENCE)
+            return time.perf_counter() - self._began > patience
 
     def _advance(self, stages: Iterator[Works], works: Works, done: Done) -> None:
         """Wait for ``works``, then send what comes next, or be done."""
@@ -90,6 +133,8 @@ class DirectAverage:
             done(None)
         else:
             self._under_way.put((stages, following, done))
+            if self._held_up():
+                self._add_watcher()
 
     def _swap_whole(self, tensor: torch.Tensor, tag: int) -> Iterator[Works]:
         (peer,) = self._others
@@ -120,8 +165,10 @@ class DirectAverage:
         ]
 
     def _borrow(self, like: torch.Tensor) -> torch.Tensor:
-        spare = self._spare.get((like.numel(), like.dtype))
-        return spare.pop() if spare else torch.empty_like(like)
+        try:
+            return self._spare[like.numel(), like.dtype].pop()
+        except (KeyError, IndexError):  # none yet, or another thread has just taken the last
+            return torch.empty_like(like)
 
     def _give_back(self, borrowed: Pieces) -> None:
         for tensor in borrowed:

@@ -39,8 +39,7 @@ class Transport(ABC):
 
     Attributes:
         rank, world_size: this rank and how many there are.
-        ordered: whether all ranks must start the same chunks in the same order. The leader's order
-            is followed either way; an engine that needs it is tested for it.
+        ordered: whether all ranks must start the same chunks in the same order; see ``any_order``.
         negotiates: whether nothing of a chunk moves before every rank has started it, and any
             number of them may wait. Then chunks are not announced: rank 0's starts are the order,
             and the other ranks start what is ready. Needs ``reentrant``, and not ``ordered``.
@@ -52,12 +51,15 @@ class Transport(ABC):
             order is fixed. Needs ``reentrant``, and not ``negotiates``.
         least_chunks: into how many a model is cut by default, however short its exchange; more than
             one where a chunk passes stages (push, pull) that others can use meanwhile.
+        tunable: whether ``auto`` is the default mode; False where sizes, once tried, leave memory
+            or threads behind.
     """
 
     ordered: bool
     negotiates: bool = False
     interruptible: ClassVar[bool] = True
     least_chunks: ClassVar[int] = 1
+    tunable: ClassVar[bool] = True
     reentrant: bool = False
     lockstep: bool = False
     rank: int
@@ -102,6 +104,13 @@ class Transport(ABC):
 
         self.start(handle, priority, done)
         return landed
+
+    def any_order(self, nbytes: int) -> bool:
+        """Whether ranks may start chunks of at most so many bytes in different orders.
+
+        Then one that waits for a slower rank is passed by others, instead of halting the wire.
+        """
+        return self.reentrant and not self.ordered
 
     @abstractmethod
     def announce(self, message: Sequence[int]) -> None:

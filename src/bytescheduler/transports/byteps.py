@@ -26,7 +26,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from bytescheduler._imports import require
 from bytescheduler.exceptions import ConfigurationError, TransportClosedError, TransportError
@@ -54,6 +54,7 @@ class BytePSTransport(NamedTransport):
     """
 
     ordered: bool = False
+    tunable: ClassVar[bool] = False  # servers keep what was declared
 
     def __init__(self) -> None:
         if os.environ.get(ENV_CREDIT, "0") != "0":

@@ -15,6 +15,7 @@ import heapq
 import queue
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
@@ -72,8 +73,9 @@ class FakeNetwork:
         bandwidth: bytes per second.
         seed: shuffles completion among the chunks that are pending.
         reentrant: what the ends say of themselves; both are true of them.
-        negotiates: chunks are matched by their index instead of their position in each rank's
-            order, so the order of the others is free.
+        negotiates: what the ends say of themselves.
+        ordered: whether chunks are matched by their position in each rank's order, or by their
+            index, so that the order is free; as it is where the ends negotiate.
     """
 
     def __init__(
@@ -86,11 +88,14 @@ class FakeNetwork:
         seed: int | None = None,
         reentrant: bool = True,
         negotiates: bool = False,
+        ordered: bool = True,
     ) -> None:
         self.world_size = world_size
         self.reentrant = reentrant
         self.negotiates = negotiates
+        self.ordered = ordered and not negotiates
         self.started: list[list[int]] = [[] for _ in range(world_size)]  # chunks, by rank
+        self._times = [Counter[int]() for _ in range(world_size)]  # how often each, by rank
         self._clock = clock
         self._latency = latency
         self._bandwidth = bandwidth
@@ -117,11 +122,9 @@ class FakeNetwork:
             if self._gone is not None:
                 raise self._gone
             started = self.started[rank]
-            place = (
-                (handle.chunk, started.count(handle.chunk))
-                if self.negotiates
-                else (-1, len(started))
-            )
+            times = self._times[rank]
+            place = (-1, len(started)) if self.ordered else (handle.chunk, times[handle.chunk])
+            times[handle.chunk] += 1
             started.append(handle.chunk)
             party = self._meeting.setdefault(place, [])
             party.append((handle, done))
@@ -194,7 +197,7 @@ class FakeTransport(Transport):
         self.world_size = network.world_size
         self.reentrant = network.reentrant
         self.negotiates = network.negotiates
-        self.ordered = not network.negotiates
+        self.ordered = network.ordered
         self.lockstep = network.reentrant and not network.negotiates
         self.network = network
         self.closed = False

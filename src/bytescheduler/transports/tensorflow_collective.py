@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,7 @@ class TensorFlowTransport(Transport):
     ordered: bool = False
     negotiates: bool = True
     reentrant: bool = True
+    tunable: ClassVar[bool] = False  # small chunks, once tried, leave many threads
 
     def __init__(
         self, cluster: clusters.Cluster | None = None, *, join_timeout: float = JOIN_TIMEOUT

@@ -118,7 +118,7 @@ class TorchDistributedTransport(Transport):
             return
         with self._counting:
             self._in_flight += 1
-        if self._direct is not None and tensor.nbytes <= MOST_BYTES:
+        if self._direct is not None and self.any_order(tensor.nbytes):
             self._direct.start(tensor, index, lambda error: done(self._outcome(error)))
             return
         work = self._data.allreduce([tensor], self._average)
@@ -126,7 +126,7 @@ class TorchDistributedTransport(Transport):
 
     def average(self, handle: tuple[torch.Tensor, int], priority: int) -> Landed:
         tensor = handle[0]
-        if self._direct is not None and tensor.nbytes <= MOST_BYTES and not self._commutes(tensor):
+        if self.any_order(tensor.nbytes) and not self._commutes(tensor):
             return super().average(handle, priority)
         with self._counting:
             self._in_flight += 1
@@ -146,6 +146,9 @@ class TorchDistributedTransport(Transport):
             return True
 
         return landed
+
+    def any_order(self, nbytes: int) -> bool:
+        return self._direct is not None and nbytes <= MOST_BYTES
 
     def _commutes(self, tensor: torch.Tensor) -> bool:
         """Whether a ring gives the same sums as ``_direct.py``, to the last bit."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from bytescheduler.core.config import Settings
 from bytescheduler.core.exchange import Tuner
 from bytescheduler.tuning.auto import AutoTuner
-from bytescheduler.tuning.bandwidth import sizes_of_rank_0, timed_broadcast
+from bytescheduler.tuning.bandwidth import settings_of_rank_0, timed_broadcast
 from bytescheduler.tuning.cache import Cache
 from bytescheduler.tuning.report import ENV_REPORT, IterationReport
 
@@ -27,7 +27,7 @@ __all__ = [
     "Cache",
     "IterationReport",
     "make_tuner",
-    "sizes_of_rank_0",
+    "settings_of_rank_0",
     "timed_broadcast",
 ]
 
@@ -86,3 +86,7 @@ class _Reporting:
     def step(self, now: float) -> Settings | None:
         self._report.step(now)
         return None if self._tuner is None else self._tuner.step(now)
+
+    def close(self) -> None:
+        if self._tuner is not None:
+            self._tuner.close()

@@ -23,6 +23,8 @@ What makes it safe to leave on:
   in later searches.
 * In the search the best settings so far are measured again now and then; if they have changed,
   what was measured before is forgotten.
+* Where one process trains with several optimizers, their tuners take turns: two that try things at
+  once would measure each other.
 
 Adapters call :func:`bytescheduler.tuning.make_tuner` on rank 0, which calls
 ``AutoTuner.for_job(signature=..., world_size=..., engine=..., device=..., total_bytes=...,
@@ -36,6 +38,7 @@ needed), bandits over a fixed list (need more samples as sizes interact with the
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
@@ -75,6 +78,8 @@ SEARCH_BUDGET: Final = 0.01  # of EXPECTED_ITERATIONS, for one search
 TOTAL_BUDGET: Final = 0.02  # of the run, at least of EXPECTED_ITERATIONS
 
 Run = Generator[Settings | None, float, None]
+
+_turn = threading.Lock()  # whose tuner of this process is searching has it
 
 
 class AutoTuner:
@@ -163,6 +168,10 @@ class AutoTuner:
         last, self._last = self._last, now
         return None if last is None else self._run.send(now - last)
 
+    def close(self) -> None:
+        """The job is over; ``step`` is not called any more."""
+        self._run.close()
+
     # -- the procedure
 
     def _procedure(self) -> Run:
@@ -170,7 +179,26 @@ class AutoTuner:
         self._switch(self._guess or self._space.anchors[0])
         yield from self._pass(START_UP - 1)
         while True:
-            self.searching = True
+            winner = yield from self._alone(self._settle())
+            yield from self._watch(winner)
+
+    def _alone(
+        self, search: Generator[Settings | None, float, Sample]
+    ) -> Generator[Settings | None, float, Sample]:
+        """Search when no other tuner of this process does; before, use what was best or usual."""
+        if not _turn.acquire(blocking=False):
+            self._switch(self._guess or self._space.users)
+            while not _turn.acquire(blocking=False):
+                yield from self._pass(1)
+        try:
+            return (yield from search)
+        finally:
+            _turn.release()
+
+    def _settle(self) -> Generator[Settings | None, float, Sample]:
+        """Search and decide, again if what was measured held no longer when it was decided."""
+        self.searching = True
+        while True:
             self._forget()
             yield from self._search()
             expected = {sample.settings: sample for sample in self._measured()}
@@ -180,10 +208,9 @@ class AutoTuner:
             self._guess = winner.settings
             if self._remember is not None:
                 self._remember(winner.settings, winner.seconds)
-            if _differ(winner, expected[winner.settings]) and self._affordable():
-                continue  # what the search measured held no longer when it was decided
-            self.searching = False
-            yield from self._watch(winner)
+            if not _differ(winner, expected[winner.settings]) or not self._affordable():
+                self.searching = False
+                return winner
 
     def _search(self) -> Run:
         yield from self._begin()

@@ -11,12 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
-from bytescheduler.core.config import Settings
+from bytescheduler.core.config import Mode, Settings
 from bytescheduler.transports.base import Transport
 
-__all__ = ["sizes_of_rank_0", "timed_broadcast"]
+__all__ = ["settings_of_rank_0", "timed_broadcast"]
 
 LEAST_BYTES: Final = 1 << 20  # less than this times latency, not bandwidth
 SHORT_S: Final = 0.05  # what takes less is timed again
@@ -46,11 +46,16 @@ def timed_broadcast(
     return size / seconds if size >= LEAST_BYTES else None
 
 
-def sizes_of_rank_0(transport: Transport, settings: Settings) -> Settings:
-    """Collective: ``settings`` with rank 0's sizes, which its environment or the rate may set."""
-    mine = f"{settings.partition_size} {settings.credit_size}"
-    partition, credit = transport.exchange(mine.encode())[0].split()
-    return replace(settings, partition_size=int(partition), credit_size=int(credit))
+def settings_of_rank_0(transport: Transport, settings: Settings) -> Settings:
+    """Collective: ``settings`` with rank 0's sizes and mode, which its environment may set."""
+    mine = f"{settings.partition_size} {settings.credit_size} {settings.mode}"
+    partition, credit, mode = transport.exchange(mine.encode())[0].decode().split()
+    return replace(
+        settings,
+        partition_size=int(partition),
+        credit_size=int(credit),
+        mode=cast("Mode", mode),
+    )
 
 
 def _time(transport: Transport, broadcast: Callable[[], object]) -> float:
