@@ -3,9 +3,9 @@
 Collectives must start in the same order everywhere (on Gloo a mismatch silently mixes two tensors,
 on NCCL it hangs), and local timing differs. So rank 0 alone runs the scheduler and holds the
 credit. It announces what it starts, several chunks in one message; the others start announced
-chunks in that order, each as soon as it is ready locally; where an engine takes chunks in any order,
-what is not ready does not hold up what is. There is no round trip and no negotiation: the credit
-window hides the latency.
+chunks in that order, each as soon as it is ready locally; where an engine takes chunks in any
+order, what is not ready does not hold up what is. There is no round trip and no negotiation: the
+credit window hides the latency.
 
 Some engines negotiate themselves: nothing of a chunk moves before every rank has started it. There
 rank 0's start alone decides what is sent when, and the others may start everything at once; an
