@@ -38,7 +38,7 @@ class Rank:
     ) -> None:
         self.layout = layout
         self.rank = transport.rank
-        self.flat = np.zeros(layout.sizes["flat"], np.float32)
+        self.flat = np.zeros(layout.sizes.get("flat", 0), np.float32)
         self.exchange = Exchange(layout, {"flat": self.flat}, transport, sizes, observer)
 
     def view(self, parameter: int) -> np.ndarray:
@@ -235,6 +235,16 @@ def test_ranks_that_count_backward_passes_differently_are_told(engine):
 
     errors = run_ranks(ranks, work)
     assert any(isinstance(error, RankMismatchError) for error in errors)
+
+
+def test_without_parameters_there_is_nothing_to_do(engine):
+    _, ranks = make([], sizes(), **engine)
+
+    def work(rank: Rank) -> None:
+        for iteration in range(3):
+            rank.iterate(iteration, random.Random(0))
+
+    assert run_ranks(ranks, work) == []
 
 
 def test_a_round_knows_what_is_missing():

@@ -53,14 +53,19 @@ def test_of_several_optimizers_the_largest_counts(tmp_path: Path) -> None:
     assert found.seconds == (10.0, 10.0)
 
 
-def make(settings: Settings, world_size: int = 2, environ: dict[str, str] | None = None) -> object:
+def make(
+    settings: Settings,
+    world_size: int = 2,
+    environ: dict[str, str] | None = None,
+    total_bytes: int = 1000,
+) -> object:
     return make_tuner(
         settings,
         signature="m",
         world_size=world_size,
         engine="torch",
         device="cpu",
-        total_bytes=1000,
+        total_bytes=total_bytes,
         environ=environ or {},
     )
 
@@ -73,6 +78,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_auto_with_several_ranks_is_tuned() -> None:
     assert isinstance(make(Settings(mode="auto")), AutoTuner)
     assert make(Settings(mode="auto"), world_size=1) is None
+    assert make(Settings(mode="auto"), total_bytes=0) is None
     assert make(SETTINGS) is None
 
 

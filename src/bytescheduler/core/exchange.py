@@ -300,7 +300,8 @@ class Exchange:
     @property
     def any_order(self) -> bool:
         """Whether the chunks of the present plan may start in different orders on each rank."""
-        return self._transport.any_order(max(chunk.nbytes for chunk in self.plan.chunks))
+        largest = max((chunk.nbytes for chunk in self.plan.chunks), default=0)
+        return self._transport.any_order(largest)
 
     def start(self, chunk: Chunk) -> None:
         """Hand one chunk to the transport."""

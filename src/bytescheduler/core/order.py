@@ -267,7 +267,7 @@ class Leader(_Side):
 
     def _go(self) -> None:
         """Where order is free, let the others start the present or the next round."""
-        if self._free and not self._going:
+        if self._free and self._parameters and not self._going:
             self._gone_to = self._posts // self._parameters + 1
             self._news.append(GO)
 

@@ -51,13 +51,13 @@ def make_tuner(
         world_size: number of ranks; with one there is nothing to tune.
         engine: name of the transport, see :func:`bytescheduler.transports.name_of`.
         device: kind of device, e.g. ``cpu`` or ``cuda NVIDIA H100``.
-        total_bytes: bytes of all gradients of one rank.
+        total_bytes: bytes of all gradients of one rank; with none there is nothing to tune either.
         bandwidth: bytes per second between ranks, where the adapter has measured it with
             :func:`timed_broadcast`.
         environ: the process's environment by default.
     """
     tuner: Tuner | None = None
-    if settings.mode == "auto" and world_size > 1:
+    if settings.mode == "auto" and world_size > 1 and total_bytes:
         tuner = AutoTuner.for_job(
             signature=signature,
             world_size=world_size,
