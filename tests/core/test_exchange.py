@@ -515,3 +515,36 @@ def test_close_in_the_midst_of_lockstep_lets_nobody_wait_for_ever():
     errors = run_ranks(ranks, work)  # of rank 0, if rank 1 has closed before it has posted
     assert all(isinstance(error, PeerLostError) for error in errors)
     assert_no_thread_is_left()
+
+
+@pytest.mark.parametrize("mode", ["priority", "fifo"])
+def test_what_one_rank_does_not_wait_for_is_still_sent_before_the_next_round(engine, mode):
+    """As with experts: what rank 0 goes on without, rank 1 needs before it can go on.
+
+    The first parameter of the next round is more urgent than what is left of this one; were it
+    sent first, it would wait for rank 1 and fill the credit that rank 1 waits for.
+    """
+    _, ranks = make([10, 40], sizes(64, 64, mode), **engine)
+    first, second = ranks[0].exchange.plan.chunks_of
+    assert set(first).isdisjoint(second)
+    next_round_is_posted = threading.Event()
+
+    def work(rank: Rank) -> None:
+        exchange = rank.exchange
+        exchange.post(0)
+        if rank.rank == 0:
+            exchange.post(1)
+            exchange.wait([0])
+            exchange.post(0)
+            next_round_is_posted.set()
+        else:
+            exchange.wait([0])
+            assert next_round_is_posted.wait(PATIENCE)
+            exchange.post(1)
+            exchange.wait([1])
+            exchange.post(0)
+        exchange.wait([1])
+        exchange.post(1)
+        exchange.wait([0, 1])
+
+    assert run_ranks(ranks, work) == []

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from clocks import Clock
 
 from bytescheduler.core.foresight import Foresight
 from bytescheduler.core.plan import Layout, ParameterSpec
 from bytescheduler.core.scheduler import Scheduler
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def learnt(clock: Clock) -> Foresight:

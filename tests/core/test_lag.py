@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from clocks import Clock
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -15,18 +16,6 @@ PACE = 0.01  # seconds that the wire takes for a byte
 SIZE = 10  # bytes of a chunk: 0.1 s
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 @pytest.fixture
 def lag(clock: Clock) -> Lag:
     return Lag(clock)
@@ -37,8 +26,8 @@ def chunk(index: int, nbytes: int = SIZE) -> Chunk:
 
 
 def fly(lag: Lag, *indices: int) -> None:
-    for index in indices:
-        lag.started(chunk(index), lag.now(), PACE)
+    for count, index in enumerate(indices, 1):
+        lag.started(chunk(index), lag.now(), count * SIZE * PACE)
 
 
 def scheduler(clock: Clock, credit: int = 2 * SIZE, *, fifo: bool = False) -> Scheduler:
@@ -88,7 +77,7 @@ def test_a_chunk_in_flight_that_is_late_waits_and_tells_as_well(clock: Clock, la
 def test_an_old_chunk_that_comes_late_tells_nothing(clock: Clock, lag: Lag) -> None:
     ready = lag.now()
     clock.now += 1.0
-    lag.started(chunk(0), ready, PACE)
+    lag.started(chunk(0), ready, SIZE * PACE)
     clock.now += 5.0
     assert lag.look() == 0
     assert not lag.completed(chunk(0))

@@ -7,7 +7,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -27,6 +27,8 @@ class LeaderBench:
     Everything happens in one thread, so a wake-up comes in the midst of another call's work, as it
     does on a reentrant engine.
     """
+
+    any_order = False
 
     def __init__(
         self,
@@ -83,8 +85,6 @@ class LeaderBench:
 
     def land(self) -> None:
         self.leader.complete(self.flying.pop(self.random.randrange(len(self.flying))))
-
-    any_order = False
 
     def compare(self, step: Step) -> None:
         raise AssertionError("the leader announces steps, it does not compare")
@@ -349,35 +349,38 @@ class FollowerBench:
         return self.layout.cut(cut.partition_size)
 
 
-@given(st.permutations(range(6)), st.permutations(range(6)), st.data())
-def test_the_follower_starts_what_is_announced_in_that_order(announced, posted, data):
-    bench = FollowerBench(layout_of([15] * 6), 64)
-    left = [*announced], [*posted]
-    while any(left):
-        if left[1] and (not left[0] or data.draw(st.booleans())):
-            bench.follower.post([left[1].pop(0)])
+permuted = st.permutations(range(6))
+interleavings = st.permutations(["hear", "post"] * 6)
+
+
+def interleaved(
+    bench: FollowerBench, announced: Sequence[int], posted: Sequence[int], order: Sequence[str]
+) -> Iterator[tuple[Sequence[int], set[int]]]:
+    """Let the follower hear and post; yield after each what it has heard, and what is ready."""
+    heard = ready = 0
+    for event in order:
+        if event == "hear":
+            bench.hear([announced[heard]])
+            heard += 1
         else:
-            bench.hear([left[0].pop(0)])
-        ready = set(posted) - set(left[1])
-        heard = announced[: len(announced) - len(left[0])]
+            bench.follower.post([posted[ready]])
+            ready += 1
+        yield announced[:heard], set(posted[:ready])
+
+
+@given(permuted, permuted, interleavings)
+def test_the_follower_starts_what_is_announced_in_that_order(announced, posted, order):
+    bench = FollowerBench(layout_of([15] * 6), 64)
+    for heard, ready in interleaved(bench, announced, posted, order):
         assert bench.started == list(itertools.takewhile(ready.__contains__, heard))
-    assert bench.started == announced
     assert not bench.follower.waiting
 
 
-@given(st.permutations(range(6)), st.permutations(range(6)), st.data())
-def test_where_any_order_will_do_what_is_ready_passes_what_is_not(announced, posted, data):
+@given(permuted, permuted, interleavings)
+def test_where_any_order_will_do_what_is_ready_passes_what_is_not(announced, posted, order):
     bench = FollowerBench(layout_of([15] * 6), 64, any_order=True)
-    left = [*announced], [*posted]
-    while any(left):
-        if left[1] and (not left[0] or data.draw(st.booleans())):
-            bench.follower.post([left[1].pop(0)])
-        else:
-            bench.hear([left[0].pop(0)])
-        ready = set(posted) - set(left[1])
-        heard = announced[: len(announced) - len(left[0])]
-        assert set(bench.started) == ready.intersection(heard)
-        assert len(bench.started) == len(set(bench.started))
+    for heard, ready in interleaved(bench, announced, posted, order):
+        assert sorted(bench.started) == sorted(ready.intersection(heard))
     assert not bench.follower.waiting
 
 

@@ -58,6 +58,14 @@ def test_an_urgent_chunk_overtakes_what_waits_but_not_what_flies():
     assert [item.index for item in drain(scheduler)] == [0, 8]
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), unique=True))
+def test_a_round_goes_before_the_next_whatever_is_more_urgent(pushed):
+    scheduler = Scheduler(credit_size=100)
+    for round_number, index in pushed:
+        scheduler.push(chunk(index, 1), round_number)
+    assert [item.index for item in drain(scheduler)] == [index for _, index in sorted(pushed)]
+
+
 def test_a_small_chunk_does_not_slip_past_a_more_urgent_large_one():
     scheduler = Scheduler(credit_size=10)
     scheduler.push(chunk(0, 6))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import reduce
+from itertools import count
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from bytescheduler.transports import _direct
 from bytescheduler.transports._direct import GRAIN, MOST_RANKS, DirectAverage
 
 TIMEOUT = 20.0
@@ -103,6 +106,32 @@ def test_memory_for_others_gradients_is_used_again() -> None:
         assert [_kept(end) for end in opened] == [1, 1]
         opened[0].forget()
         assert _kept(opened[0]) == 0
+
+
+def test_what_another_rank_has_yet_to_send_does_not_hold_up_those_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_direct, "PATIENCE", 0.0)
+    monkeypatch.setattr(_direct, "LEAST_PATIENCE", 0.0)
+    first, second = threading.Event(), threading.Event()
+
+    def sets(event: threading.Event) -> Callable[[BaseException | None], None]:
+        return lambda error: event.set() if error is None else None
+
+    with ends(2) as (fast, slow):
+        fast.start(torch.ones(10), 0, sets(first))
+        fast.start(torch.ones(10), 1, sets(second))
+        slow.start(torch.ones(10), 1, sets(threading.Event()))
+        deadline = time.monotonic() + TIMEOUT
+        for tag in count(2):  # with each of them a thread may be found to be held up
+            if second.is_set() or time.monotonic() > deadline:
+                break
+            for end in (fast, slow):
+                end.start(torch.ones(10), tag, sets(threading.Event()))
+        assert second.is_set()
+        assert not first.is_set()
+        slow.start(torch.ones(10), 0, sets(threading.Event()))
+        assert first.wait(TIMEOUT)
 
 
 def test_the_thread_ends_with_close() -> None:

@@ -39,7 +39,7 @@ class _Flight(NamedTuple):
 
     Attributes:
         ready: when it was.
-        expected: seconds on the wire, behind what moved there already.
+        expected: seconds on the wire.
         late: when it has noticeably taken longer than that; never, if that tells nothing: it was
             not started when it had just become ready, or the pace of the wire was not known.
     """
@@ -66,34 +66,31 @@ class Lag:
         self.seconds = 0.0
         self.border = inf
         self._flights: dict[int, _Flight] = {}
-        self._bytes = 0  # in flight
         self._next_late = inf  # at the earliest, of what is in flight
 
     def now(self) -> float:
         """The time, for a chunk that has become ready."""
         return self._clock()
 
-    def started(self, chunk: Chunk, ready: float, seconds_per_byte: float) -> None:
+    def started(self, chunk: Chunk, ready: float, expected: float) -> None:
         """A chunk is in flight.
 
         Args:
             ready: when it became so.
-            seconds_per_byte: on the wire; 0 while that is not known.
+            expected: seconds on the wire, behind what moves there already; 0 while the pace of the
+                wire is not known.
         """
         now = self._clock()
-        expected = seconds_per_byte * (self._bytes - self.look() + chunk.nbytes)
         late = inf
-        if seconds_per_byte > 0.0 and now - ready <= max(self.seconds, expected):
+        if expected > 0.0 and now - ready <= max(self.seconds, expected):
             late = now + (1 + NOTICEABLE) * expected + SLACK
             self._next_late = min(self._next_late, late)
         self._flights[chunk.index] = _Flight(chunk.nbytes, ready, expected, late)
-        self._bytes += chunk.nbytes
 
     def completed(self, chunk: Chunk) -> bool:
         """A chunk has arrived; return whether it waited for another rank."""
         now = self._clock()
         flight = self._flights.pop(chunk.index)
-        self._bytes -= chunk.nbytes
         behind = max(0.0, now - flight.ready - flight.expected)
         waited = now > flight.late
         self.seconds = behind if waited else min(self.seconds, behind)

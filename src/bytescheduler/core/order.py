@@ -253,17 +253,17 @@ class Leader(_Side):
         if self._cut is not None and not self._going:
             self._deferred.append(parameter)
             return False
-        round_begins = self._posts % self._parameters == 0
-        if round_begins:
+        round_number, posted = divmod(self._posts, self._parameters)
+        if not posted:
             self._go()
             self._scheduler.foresight.round_begins()
         self._posts += 1
         ready = self._ready.post(parameter)
         for chunk in ready:
-            self._scheduler.push(chunk)
+            self._scheduler.push(chunk, round_number)
             if chunk.index == 0:
                 self._scheduler.foresight.urgent_is_ready()
-        return round_begins or bool(ready)
+        return not posted or bool(ready)
 
     def _go(self) -> None:
         """Where order is free, let the others start the present or the next round."""

@@ -6,6 +6,10 @@ has completed. The credit is a window: large enough to keep the wire busy, small
 urgent chunk that becomes ready later waits behind few bytes. A chunk larger than the credit goes
 alone. Just before the most urgent chunk is expected the window is narrower (see ``foresight.py``).
 What waits in flight for a slower rank has a window of its own (see ``lag.py``).
+
+All of a round goes before any of the next: what this rank did without, another may need before it
+can produce its part of the next round.
+
 This class knows no thread and no transport; the leader alone runs one (see ``order.py``).
 
 Source: ByteScheduler (SOSP 2019), algorithm 1. There the credit is per scheduler; here it is held
@@ -36,6 +40,7 @@ class _Entry(NamedTuple):
         ready: when it became so, where somebody asks.
     """
 
+    round_number: int
     priority: int
     sequence: int
     chunk: Chunk
@@ -83,11 +88,11 @@ class Scheduler:
         """Nothing waits and nothing is in flight."""
         return not len(self) and not self.in_flight
 
-    def push(self, chunk: Chunk) -> None:
-        """Queue a chunk that is ready."""
+    def push(self, chunk: Chunk, round_number: int = 0) -> None:
+        """Queue a chunk of the given round that is ready."""
         priority = 0 if self.fifo else chunk.index
         ready = self.lag.now() if self._asks_lag else 0.0
-        entry = _Entry(priority, next(self._sequence), chunk, ready)
+        entry = _Entry(round_number, priority, next(self._sequence), chunk, ready)
         if ready < self._border:
             heapq.heappush(self._heap, entry)
         else:
@@ -96,7 +101,7 @@ class Scheduler:
     @property
     def startable(self) -> bool:
         """Whether ``pop`` would return a chunk."""
-        return self._next() is not None
+        return self._next(self._look()) is not None
 
     @property
     def next_look(self) -> float | None:
@@ -105,17 +110,20 @@ class Scheduler:
 
     def pop(self) -> Chunk | None:
         """Return the chunk to start now, its bytes taken from the credit, or None."""
-        entry = self._next()
+        waiting = self._look()
+        entry = self._next(waiting)
         if entry is None:
             return None
         if self._heap and entry is self._heap[0]:
             heapq.heappop(self._heap)
         else:
             self._early.remove(entry)
+        chunk = entry.chunk
         if self._asks_lag:
-            self.lag.started(entry.chunk, entry.ready, self.foresight.seconds_per_byte)
-        self.in_flight += entry.chunk.nbytes
-        return entry.chunk
+            moving = self.in_flight - waiting + chunk.nbytes
+            self.lag.started(chunk, entry.ready, self.foresight.seconds_per_byte * moving)
+        self.in_flight += chunk.nbytes
+        return chunk
 
     def complete(self, chunk: Chunk) -> None:
         """Give the bytes of a completed chunk back to the credit."""
@@ -127,11 +135,15 @@ class Scheduler:
     def _asks_lag(self) -> bool:
         return self.any_order and not self.fifo
 
-    def _next(self) -> _Entry | None:
-        waiting = 0
-        if self._asks_lag:
-            waiting = self.lag.look()
-            self._tell_apart(self.lag.border)
+    def _look(self) -> int:
+        """Bytes in flight that wait for another rank."""
+        if not self._asks_lag:
+            return 0
+        waiting = self.lag.look()
+        self._tell_apart(self.lag.border)
+        return waiting
+
+    def _next(self, waiting: int) -> _Entry | None:
         old = self._heap[0] if self._heap else None
         early = min(self._early, default=None)
         if self.in_flight >= CREDITS * self.credit_size:

@@ -22,6 +22,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Any, Final
 
 import torch
@@ -56,9 +57,9 @@ class DirectAverage:
         self._others = [(rank + hop) % world_size for hop in range(1, world_size)]
         self._spare: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
         self._under_way: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._watchers: set[threading.Thread] = set()
-        self._busy = 0  # watchers that wait for a message
-        self._began = 0.0  # when the last of them began to
+        self._watchers: dict[
+            threading.Thread, float
+        ] = {}  # and since when each waits for a message
         self._usual = 0.0  # seconds that it takes
         self._lock = threading.Lock()
         self._add_watcher()
@@ -79,46 +80,44 @@ class DirectAverage:
         """
         self._under_way.put(None)
         with self._lock:
-            watchers = self._watchers - {threading.current_thread()}
+            watchers = self._watchers.keys() - {threading.current_thread()}
         for watcher in watchers:
             watcher.join(timeout)
 
     def _add_watcher(self) -> None:
         watcher = threading.Thread(target=self._watch, name="bytescheduler-gloo", daemon=True)
         with self._lock:
-            self._watchers.add(watcher)
+            self._watchers[watcher] = inf
         watcher.start()
 
     def _watch(self) -> None:
-        while (item := self._take()) is not None:
-            began = time.perf_counter()
+        watcher = threading.current_thread()
+        while (item := self._take(watcher)) is not None:
             self._advance(*item)
             with self._lock:
-                self._busy -= 1
-                self._usual += WEIGHT * (time.perf_counter() - began - self._usual)
+                seconds = time.perf_counter() - self._watchers[watcher]
+                self._watchers[watcher] = inf
+                self._usual += WEIGHT * (seconds - self._usual)
 
-    def _take(self) -> _Item | None:
+    def _take(self, watcher: threading.Thread) -> _Item | None:
         """What is to be waited for next; None when this watcher shall end."""
         with self._lock:
             if len(self._watchers) > 1 and self._under_way.empty():
-                self._watchers.discard(threading.current_thread())
+                del self._watchers[watcher]
                 return None
         item = self._under_way.get()
         if item is None:
             self._under_way.put(None)  # for the others
             return None
         with self._lock:
-            self._busy += 1
-            self._began = time.perf_counter()
+            self._watchers[watcher] = time.perf_counter()
         return item
 
     def _held_up(self) -> bool:
         """All watchers have waited for some time, each for one message."""
         with self._lock:
-            if self._busy < len(self._watchers):
-                return False
             patience = max(PATIENCE * self._usual, LEAST_PATIENCE)
-            return time.perf_counter() - self._began > patience
+            return time.perf_counter() - max(self._watchers.values()) > patience
 
     def _advance(self, stages: Iterator[Works], works: Works, done: Done) -> None:
         """Wait for ``works``, then send what comes next, or be done."""

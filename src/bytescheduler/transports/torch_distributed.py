@@ -118,8 +118,8 @@ class TorchDistributedTransport(Transport):
             return
         with self._counting:
             self._in_flight += 1
-        if self._direct is not None and self.any_order(tensor.nbytes):
-            self._direct.start(tensor, index, lambda error: done(self._outcome(error)))
+        if (direct := self._direct_for(tensor.nbytes)) is not None:
+            direct.start(tensor, index, lambda error: done(self._outcome(error)))
             return
         work = self._data.allreduce([tensor], self._average)
         work.get_future().then(lambda future: done(self._outcome(_error_of(future))))
@@ -148,7 +148,10 @@ class TorchDistributedTransport(Transport):
         return landed
 
     def any_order(self, nbytes: int) -> bool:
-        return self._direct is not None and nbytes <= MOST_BYTES
+        return self._direct_for(nbytes) is not None
+
+    def _direct_for(self, nbytes: int) -> DirectAverage | None:
+        return self._direct if nbytes <= MOST_BYTES else None
 
     def _commutes(self, tensor: torch.Tensor) -> bool:
         """Whether a ring gives the same sums as ``_direct.py``, to the last bit."""
