@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from cases import Case, check_case
 from torch import nn
 from torch.nn import functional as F
@@ -70,6 +71,23 @@ class Experts(nn.Module):
         return self.head(F.relu(self.experts[choice](F.relu(self.first(x)))))
 
 
+class OwnExperts(nn.Module):
+    """Each rank uses an expert of its own, larger than the credit; the second takes long to send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 16))
+            for width in (128, 2048)
+        )
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        expert = self.experts[min(dist.get_rank(), 1)]
+        return self.head(F.relu(expert(F.relu(self.first(x)))))
+
+
 def _images(g: torch.Generator) -> Any:
     return torch.randn(6, 1, 8, 8, generator=g), torch.randint(10, (6,), generator=g)
 
@@ -97,6 +115,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "recurrent": {"model": Recurrent, "batch": _sequences, "steps": STEPS},
     "experts": {
         "model": Experts,
+        "batch": _rows,
+        "ddp": {"find_unused_parameters": True},
+        "steps": STEPS,
+    },
+    "own experts": {
+        "model": OwnExperts,
         "batch": _rows,
         "ddp": {"find_unused_parameters": True},
         "steps": STEPS,

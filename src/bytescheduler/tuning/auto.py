@@ -14,8 +14,8 @@ What makes it safe to leave on:
 
 * Large buckets with a barrier (DistributedDataParallel), our default and the user's own sizes are
   always measured, and take part in the decision unless they are clearly slower: nothing slower
-  than them is kept. The
-  start-up runs under the first guess or that barrier, which is never far off.
+  than them is kept, nor anything that is no faster for all that can be told. The start-up runs
+  under the first guess or that barrier, which is never far off.
 * Every second lost against the best settings known is counted, switches and the tuner's own
   computing included, against a budget of 1 % of 5,000 iterations for each search and 2 % of the
   run in all. A search that has spent its budget goes straight to the decision; a sample that
@@ -38,6 +38,7 @@ needed), bandits over a fixed list (need more samples as sizes interact with the
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -225,9 +226,8 @@ class AutoTuner:
 
     def _begin(self) -> Run:
         """Measure without asking: last time's best, the user's, anchors, then smaller chunks."""
-        known = [self._guess] if self._guess is not None else []
-        barrier, default = self._space.anchors
-        for settings in dict.fromkeys([*known, barrier, self._space.users, default]):
+        guess = [self._guess] if self._guess is not None else []
+        for settings in dict.fromkeys([*guess, *self._space.known]):
             yield from self._sample(settings)
         for settings in self._space.first_guesses:
             if settings.partition_size <= self._smallest():
@@ -305,17 +305,26 @@ class AutoTuner:
             turns = _without_losers(turns)
             if len(turns) == 1:
                 break
-        winner = min((pooled(items) for items in turns.values()), key=lambda item: item.seconds)
+        winner = self._winner([pooled(items) for items in turns.values()])
         self._switch(winner.settings)
         return winner
 
     def _shortlist(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The fastest two, and what nothing kept may be slower than: anchors and the user's."""
+        """The fastest two, and what nothing kept may be slower than."""
         ranked = sorted(samples, key=lambda sample: sample.seconds)
-        kept = (*self._space.anchors, self._space.users)
+        known = self._space.known
         return [
-            sample for place, sample in enumerate(ranked) if place < 2 or sample.settings in kept
+            sample for place, sample in enumerate(ranked) if place < 2 or sample.settings in known
         ]
+
+    def _winner(self, samples: Sequence[Sample]) -> Sample:
+        """The fastest, unless something known is as fast for all that can be told.
+
+        The fastest of several that are alike was lucky, and what is known holds fewer surprises.
+        """
+        best = min(samples, key=lambda sample: sample.seconds)
+        alike = {sample.settings: sample for sample in samples if _excess(sample, best) <= 1.0}
+        return next((alike[item] for item in self._space.known if item in alike), best)
 
     def _watch(self, reference: Sample) -> Run:
         """Return when the iteration time has left its level for good and a search is affordable.
@@ -436,5 +445,10 @@ def _without_losers(turns: dict[Settings, list[Sample]]) -> dict[Settings, list[
     return {
         settings: turns[settings]
         for settings, sample in samples.items()
-        if sample.seconds / best.seconds - 1.0 <= 2 * (sample.error**2 + best.error**2) ** 0.5
+        if _excess(sample, best) <= 2.0
     }
+
+
+def _excess(sample: Sample, best: Sample) -> float:
+    """How much slower ``sample`` is than ``best``, in errors of their difference."""
+    return (sample.seconds / best.seconds - 1.0) / math.hypot(sample.error, best.error)

@@ -65,6 +65,12 @@ class Space:
         )
 
     @property
+    def known(self) -> tuple[Settings, ...]:
+        """What nobody should be slower than for having tuned; of equals, the first is kept."""
+        barrier, default = self.anchors
+        return barrier, self.users, default
+
+    @property
     def first_guesses(self) -> tuple[Settings, ...]:
         """Priority with chunks of a size that suits the model: medium, then small."""
         sizes = {self._partition(self.total_bytes // chunks): None for chunks in FIRST_CHUNKS}
