@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from cases import Case, check_case
+from cases import Case, check_case, run_case
 from torch import nn
 from torch.nn import functional as F
+
+from bytescheduler.transports import torch_distributed
 
 pytestmark = pytest.mark.multiprocess
 STEPS = 6
@@ -72,20 +74,22 @@ class Experts(nn.Module):
 
 
 class OwnExperts(nn.Module):
-    """Each rank uses an expert of its own, larger than the credit; the second takes long to send."""
+    """After a first batch, each rank uses one expert only; the second takes long to send."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(8, 16)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 16))
+            nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 10))
             for width in (128, 2048)
         )
-        self.head = nn.Linear(16, 10)
+        self.batches = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        expert = self.experts[min(dist.get_rank(), 1)]
-        return self.head(F.relu(expert(F.relu(self.first(x)))))
+        hidden = F.relu(self.first(x))
+        chosen = [self.experts[min(dist.get_rank(), 1)]] if self.batches else self.experts
+        self.batches += 1
+        return torch.stack([expert(hidden) for expert in chosen]).sum(0)
 
 
 def _images(g: torch.Generator) -> Any:
@@ -119,12 +123,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "ddp": {"find_unused_parameters": True},
         "steps": STEPS,
     },
-    "own experts": {
-        "model": OwnExperts,
-        "batch": _rows,
-        "ddp": {"find_unused_parameters": True},
-        "steps": STEPS,
-    },
 }
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
@@ -154,6 +152,13 @@ CASES = {
         )
         for name, model in MODELS.items()
     },
+    "own experts": Case(
+        optimizer=OPTIMIZERS["AdamW"],
+        model=OwnExperts,
+        batch=_rows,
+        ddp={"find_unused_parameters": True},
+        steps=4,
+    ),
 }
 
 
@@ -170,3 +175,17 @@ def test_optimizers_train_to_the_same_bits(two_ranks, optimizer):
 @pytest.mark.parametrize("model", MODELS)
 def test_three_ranks_agree_to_rounding(three_ranks, model):
     check_case(three_ranks, __name__, f"{model}, to rounding")
+
+
+def run_with(rank: int, most_bytes: int, name: str) -> dict[str, dict[str, float]]:
+    """With chunks of at most ``most_bytes`` started in any order; larger ones in one order."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_distributed, "MOST_BYTES", most_bytes)
+        return run_case(rank, __name__, name)
+
+
+@pytest.mark.parametrize("most_bytes", [0, torch_distributed.MOST_BYTES])
+def test_the_next_step_does_not_overtake_what_another_rank_needs_for_it(two_ranks, most_bytes):
+    """Overtaken, that would never go: the next step's chunks wait for the other rank."""
+    for found in two_ranks.run(run_with, most_bytes, "own experts"):
+        assert found == {mode: {} for mode in CASES["own experts"].modes}
