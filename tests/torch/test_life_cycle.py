@@ -36,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bytescheduler.torch as bs
 from bytescheduler.exceptions import UsageError
+from bytescheduler.transports.torch_distributed import StagedBroadcast, TorchDistributedTransport
 
 pytestmark = pytest.mark.multiprocess
 every_mode = pytest.mark.parametrize("mode", MODES)
@@ -127,6 +128,16 @@ def test_weights_beside_buffers_have_the_same_bits(two_ranks, mode, sync):
     assert two_ranks.run(weights_beside_buffers, mode, sync) == [{}, {}]
 
 
+def staged(transport: TorchDistributedTransport, buffer: torch.Tensor) -> StagedBroadcast:
+    return StagedBroadcast(transport._control, buffer, transport.rank)
+
+
+def buffers_as_from_a_gpu(rank: int) -> list[list[float]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchDistributedTransport, "broadcast_async", staged)
+        return buffers_before_each_forward(rank, True)
+
+
 def buffers_before_each_forward(rank: int, ours: bool) -> list[list[float]]:
     """What each training forward, and an evaluation at the end, sees."""
     torch.manual_seed(rank)
@@ -152,6 +163,7 @@ def test_each_forward_sees_the_buffers_of_rank_0(two_ranks):
     expected, ours = (two_ranks.run(buffers_before_each_forward, way) for way in (False, True))
     assert ours == expected
     assert ours[0] == ours[1]
+    assert two_ranks.run(buffers_as_from_a_gpu) == expected
 
 
 # -- initial values

@@ -194,14 +194,19 @@ class TorchDistributedTransport(Transport):
         return [bytes(data[: int(size)].numpy()) for data, size in zip(all_, sizes, strict=True)]
 
     def broadcast(self, buffer: Any) -> None:
-        self.broadcast_async(buffer).wait()
+        group = self._control if buffer.device.type == "cpu" else self._data
+        _broadcast(group, buffer).wait()
 
     def broadcast_async(self, buffer: torch.Tensor) -> Any:
-        """Begin to overwrite ``buffer`` with rank 0's; ``wait()`` on what is returned."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        group = self._control if buffer.device.type == "cpu" else self._data
-        return group.broadcast([buffer], options)
+        """Begin to overwrite ``buffer`` with rank 0's; ``wait()`` on what is returned.
+
+        Chunks may be on their way meanwhile. NCCL wants collectives in one order on all ranks,
+        whatever group they are of, and this one's place among the chunks would be left to chance:
+        so from a GPU it goes through the host, which waits for the GPU.
+        """
+        if buffer.device.type == "cpu":
+            return _broadcast(self._control, buffer)
+        return StagedBroadcast(self._control, buffer, self.rank)
 
     def explain(self, error: BaseException) -> ByteSchedulerError:
         if isinstance(error, ByteSchedulerError):
@@ -286,6 +291,27 @@ class TorchDistributedTransport(Transport):
             return [rank for rank in range(self.world_size) if not _answers(self._store, rank)]
         except (RuntimeError, ConnectionError):
             return None
+
+
+class StagedBroadcast:
+    """Overwrites ``buffer`` with rank 0's by way of the host, in the Gloo group ``group``."""
+
+    def __init__(self, group: Any, buffer: torch.Tensor, rank: int) -> None:
+        self._target = None if rank == 0 else buffer
+        self._host = buffer.cpu() if rank == 0 else torch.empty_like(buffer, device="cpu")
+        self._work = _broadcast(group, self._host)
+
+    def wait(self) -> None:
+        """Until rank 0's values are in the buffer."""
+        self._work.wait()
+        if self._target is not None:
+            self._target.copy_(self._host)
+
+
+def _broadcast(group: Any, buffer: torch.Tensor) -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank = 0
+    return group.broadcast([buffer], options)
 
 
 class _CudaLane:
