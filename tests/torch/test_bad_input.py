@@ -21,6 +21,7 @@ from bytescheduler.exceptions import (
     RankMismatchError,
     UsageError,
 )
+from bytescheduler.transports.torch_distributed import TorchDistributedTransport
 
 pytestmark = pytest.mark.multiprocess
 
@@ -264,3 +265,35 @@ def test_a_process_group_that_is_not_initialised_is_refused():
     assert done.returncode == 1
     assert "UsageError" in done.stderr
     assert "init_process_group" in done.stderr
+
+
+def on_a_gpu_over_gloo(rank: int) -> str:
+    with pytest.raises(UsageError) as refused:
+        TorchDistributedTransport(device="cuda:0")
+    return str(refused.value)
+
+
+def test_gradients_on_a_gpu_are_refused_where_there_is_no_nccl(two_ranks):
+    for text in two_ranks.run(on_a_gpu_over_gloo):
+        assert "cuda:0" in text
+        assert "nccl" in text
+
+
+GROUP = """
+import sys, torch, torch.distributed as dist, bytescheduler.torch as bs
+dist.init_process_group(*sys.argv[1:], store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(2, 2)
+optimizer = bs.ScheduledOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+optimizer.unwrap()
+"""
+
+
+@pytest.mark.parametrize("backend", [[], ["cpu:gloo"]], ids=["none named", "by device"])
+def test_a_group_with_a_backend_for_each_device_will_do(backend):
+    done = subprocess.run(
+        [sys.executable, "-c", GROUP, *backend],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

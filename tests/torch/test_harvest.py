@@ -38,7 +38,7 @@ class Field:
     def __post_init__(self) -> None:
         self.weights = [nn.Parameter(torch.ones(1)) for _ in range(LAYERS)]
         self.slots: list[Any] = [NotedSlot(index) for index in range(LAYERS)]
-        self.harvest = Harvest(self._bring, streams=False, one_by_one=self.one_by_one)
+        self.harvest = Harvest(self._bring, stream=None, one_by_one=self.one_by_one)
         specs = [ParameterSpec(name=str(i), numel=1, itemsize=4) for i in range(LAYERS)]
         self.plan = Layout(specs).cut(TWO_LAYERS)
         for weight, slot in zip(self.weights, self.slots, strict=True):
@@ -124,7 +124,7 @@ def test_what_a_failed_pass_has_left_is_brought_before_the_next_one():
 def test_what_fails_when_backward_ends_is_raised_by_backward():
     there = Field()
     there.backward(5, 4, 3, 2, 1, 0)
-    there.harvest = Harvest(fail_to_bring, streams=False, one_by_one=False)
+    there.harvest = Harvest(fail_to_bring, stream=None, one_by_one=False)
     with pytest.raises(ValueError, match="cannot be sent"):
         there.loss(5, 3).backward()
 

@@ -128,8 +128,8 @@ def test_weights_beside_buffers_have_the_same_bits(two_ranks, mode, sync):
     assert two_ranks.run(weights_beside_buffers, mode, sync) == [{}, {}]
 
 
-def staged(transport: TorchDistributedTransport, buffer: torch.Tensor) -> StagedBroadcast:
-    return StagedBroadcast(transport._control, buffer, transport.rank)
+def staged(transport: TorchDistributedTransport, buffer: torch.Tensor) -> Callable[[], object]:
+    return StagedBroadcast(transport._control, buffer, transport.rank).wait
 
 
 def buffers_as_from_a_gpu(rank: int) -> list[list[float]]:

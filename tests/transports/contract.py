@@ -423,6 +423,28 @@ def broadcast_overwrites_with_the_content_of_rank_0(bench: Bench) -> None:
                 np.testing.assert_array_equal(bench.read(buffer), pattern(size, 0) + 3)
 
 
+def broadcast_async_has_another_place_among_the_chunks_on_each_rank(bench: Bench) -> None:
+    with bench.transport() as transport:
+        buffers = [
+            bench.filled(pattern(500, bench.rank) + index) for index in range(bench.world_size + 1)
+        ]
+        shared = bench.filled(pattern(1000, bench.rank) + 3)
+        handles = [transport.prepare(index, buffer) for index, buffer in enumerate(buffers)]
+        flight = Flight(transport)
+        waits: list[Callable[[], object]] = []
+        for index, handle in enumerate(handles):
+            flight.start(handle, index)
+            if index == bench.rank:
+                waits.append(transport.broadcast_async(shared))
+        for wait in waits:
+            wait()
+        np.testing.assert_array_equal(bench.read(shared), pattern(1000, 0) + 3)
+        flight.land()
+        for index, buffer in enumerate(buffers):
+            expected = bench.mean(lambda rank: pattern(500, rank)) + index
+            np.testing.assert_allclose(bench.read(buffer), expected, rtol=1e-6)
+
+
 class Recorder:
     """Notes the order in which one rank starts its chunks."""
 
@@ -568,6 +590,7 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
     two_groups_side_by_side,
     payloads_are_exchanged_by_rank,
     broadcast_overwrites_with_the_content_of_rank_0,
+    broadcast_async_has_another_place_among_the_chunks_on_each_rank,
     leader_order_under_random_delays,
     modes_change_while_training,
     settings_change_while_training,

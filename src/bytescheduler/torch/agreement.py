@@ -74,5 +74,5 @@ def broadcast_optimizer_state(transport: Transport, optimizer: Optimizer) -> Non
         payload = buffer.getvalue()
     leader = transport.exchange(payload)[0]
     if leader and transport.rank != 0:
-        state: Any = torch.load(io.BytesIO(leader), weights_only=False)
+        state: Any = torch.load(io.BytesIO(leader), map_location="cpu", weights_only=False)
         optimizer.load_state_dict(state)

@@ -7,7 +7,7 @@ the round trip, and evaluating on one rank alone hangs nobody.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from torch import nn
 
@@ -24,8 +24,7 @@ class BufferSync:
     def __init__(self, model: nn.Module, transport: Transport) -> None:
         self._model = model
         self._transport = transport
-        self._begin: Any = getattr(transport, "broadcast_async", None)
-        self._pending: list[tuple[Any, Bundle]] = []
+        self._pending: list[tuple[Callable[[], object], Bundle]] = []
 
     def begin(self) -> None:
         """Start to broadcast rank 0's present values; collective."""
@@ -33,11 +32,7 @@ class BufferSync:
             return
         self.finish()
         for part in bundle(self._model.buffers()):
-            if self._begin is not None:
-                self._pending.append((self._begin(part.raw), part))
-            else:
-                self._transport.broadcast(part.raw)
-                self._adopt(part)
+            self._pending.append((self._transport.broadcast_async(part.raw), part))
 
     def finish(self) -> None:
         """Wait for the broadcast that is under way, if any, and adopt its values.
@@ -46,16 +41,13 @@ class BufferSync:
             TransportError: the engine failed.
         """
         pending, self._pending = self._pending, []
-        for work, part in pending:
+        for wait, part in pending:
             try:
-                work.wait()
+                wait()
             except RuntimeError as error:
                 rank = self._transport.rank
                 raise TransportError(
                     f"rank {rank}: rank 0's module buffers did not arrive: {error}"
                 ) from error
-            self._adopt(part)
-
-    def _adopt(self, part: Bundle) -> None:
-        if self._transport.rank != 0:
-            part.adopt()
+            if self._transport.rank != 0:
+                part.adopt()

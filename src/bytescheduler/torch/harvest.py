@@ -36,15 +36,20 @@ class Harvest:
 
     Args:
         bring: takes slots whose gradients are there, in the order of production.
-        streams: whether gradients are produced on streams of CUDA; they are brought on theirs.
+        stream: on CUDA, tells the stream that gradients are produced on just now; they are brought
+            on theirs.
         one_by_one: whether somebody wants to know when each gradient came.
     """
 
     def __init__(
-        self, bring: Callable[[list[Slot]], None], *, streams: bool, one_by_one: bool
+        self,
+        bring: Callable[[list[Slot]], None],
+        *,
+        stream: Callable[[], Any] | None,
+        one_by_one: bool,
     ) -> None:
         self._bring = bring
-        self._streams = streams
+        self._present = stream
         self._one_by_one = one_by_one
         self._stream: Any = None  # of all that are noted
         self._noted: list[Slot] = []
@@ -57,9 +62,10 @@ class Harvest:
         """Called in backward: the gradient of ``slot``, which is idle, is there."""
         if self._pass != _backward():
             self._begin()
-        if slot.noted or (self._streams and self._stream != torch.cuda.current_stream()):
+        stream = None if self._present is None else self._present()
+        if slot.noted or stream != self._stream:
             self.flush()
-            self._stream = torch.cuda.current_stream() if self._streams else None
+            self._stream = stream
         slot.noted = True
         self._noted.append(slot)
         if slot.closes_chunk:

@@ -116,7 +116,7 @@ class ScheduledOptimizer(Optimizer):
             _refuse_what_is_wrapped(optimizer, model)
             return Proposal(unwrap_horovod(optimizer) or optimizer, model, settle(None))
 
-        end = _open(transport, group)
+        end = _open(transport, group, model)
         try:
             agreed = agree_on(end, proposal)
             optimizer, named = agreed.optimizer, agreed.named
@@ -334,16 +334,24 @@ def _refuse_what_is_wrapped(optimizer: Any, model: Any) -> None:
         )
 
 
-def _open(transport: str | Transport, group: dist.ProcessGroup | None) -> Transport:
+def _open(
+    transport: str | Transport, group: dist.ProcessGroup | None, model: nn.Module
+) -> Transport:
     if isinstance(transport, Transport):
         return transport
     if transport == "torch":
-        return transports.create("torch", group=group)
+        return transports.create("torch", group=group, device=_device_of(model))
     if group is not None:
         raise ConfigurationError(
             f"group goes with transport='torch' only, got transport={transport!r}; leave it out"
         )
     return transports.create(transport)
+
+
+def _device_of(model: Any) -> torch.device | str:
+    """Where the gradients will lie; whether ``model`` is one is checked on all ranks later."""
+    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return "cpu" if parameter is None else parameter.device
 
 
 def _gradient_bytes(optimizer: Optimizer) -> int:

@@ -84,7 +84,7 @@ class Session:
         self._observer = observer
         self._lane = ComputeLane(observer) if observer is not None else None
         self._tuner = tuner
-        self._stream: Any = getattr(transport, "stream", None)
+        self._stream: Any = getattr(transport, "stream", None)  # the engine's, on CUDA
         self._lock = threading.RLock()
         self._paused = 0
         self._joining = False
@@ -157,7 +157,7 @@ class Session:
         ]
         self._harvest = Harvest(
             self._bring,
-            streams=self._stream is not None,
+            stream=(lambda: self._present) if self._stream is not None else None,
             one_by_one=self._observer is not None,
         )
         self._gates.assign(memory.by_parameter)
@@ -237,7 +237,7 @@ class Session:
             self.transport.exchange(ACTIVE)
 
     def _post(self, slots: Sequence[Slot]) -> None:
-        event = torch.cuda.current_stream().record_event() if self._stream is not None else None
+        event = self._present.record_event() if self._stream is not None else None
         for slot in slots:
             slot.event = event
             slot.leave()
@@ -423,7 +423,7 @@ class Session:
     def _await(self, indices: Iterable[int]) -> None:
         self.exchange.wait(indices)
         if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
+            self._present.wait_stream(self._stream)
 
     # -- changes of plan
 
@@ -459,6 +459,11 @@ class Session:
     def module(self) -> str:
         """Name of the module whose forward began last."""
         return self._gates.current
+
+    @property
+    def _present(self) -> torch.cuda.Stream:
+        """What this thread launches kernels on, on the gradients' device."""
+        return torch.cuda.current_stream(self._stream.device)
 
     def _fence(self, chunk: Any) -> None:
         """On CUDA, in the background thread: the chunk waits for the writes of its gradients."""

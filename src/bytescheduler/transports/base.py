@@ -134,10 +134,19 @@ class Transport(ABC):
 
     @abstractmethod
     def broadcast(self, buffer: Any) -> None:
-        """Collective, blocking: overwrite ``buffer`` (contiguous) with rank 0's content.
+        """Collective, blocking, set-up time only: overwrite ``buffer`` with rank 0's content.
 
-        Must not be called while chunks are in flight unless ``ordered`` is False.
+        ``buffer`` is contiguous.
         """
+
+    def broadcast_async(self, buffer: Any) -> Callable[[], object]:
+        """As ``broadcast``, from the thread that trains, while chunks are in flight.
+
+        Each rank calls it at another place among the chunks. ``buffer`` has rank 0's content when
+        what is returned has been called; an engine that can wait there, not here, overrides this.
+        """
+        self.broadcast(buffer)
+        return lambda: None
 
     def explain(self, error: BaseException) -> ByteSchedulerError:
         """Turn a failure of the engine into ours, naming the ranks that are gone if it can.

@@ -23,7 +23,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ClassVar, Final
@@ -61,16 +61,27 @@ class TorchDistributedTransport(Transport):
 
     Args:
         group: the user's process group; the default group if None.
+        device: where the buffers lie: ``cpu``, or a CUDA device.
         timeout: seconds after which a collective whose peer is silent fails.
 
+    Attributes:
+        backend: what the group uses for ``device``: ``"gloo"``, ``"nccl"``, ``"mpi"``, ...
+
     Raises:
-        UsageError: ``torch.distributed`` is not initialised, or this rank is not in ``group``.
+        UsageError: ``torch.distributed`` is not initialised, this rank is not in ``group``, or the
+            group has no backend that chunks on ``device`` can be sent over.
     """
 
     ordered: bool = True
     interruptible: ClassVar[bool] = False  # nothing ends a wait in Gloo but its peer
 
-    def __init__(self, group: dist.ProcessGroup | None = None, *, timeout: float = 1800.0) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        timeout: float = 1800.0,
+    ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise UsageError(
                 "the process group is not initialised; call "
@@ -80,7 +91,8 @@ class TorchDistributedTransport(Transport):
         self.world_size = dist.get_world_size(group)
         if self.rank < 0:
             raise UsageError("this rank is not a member of the process group that was passed in")
-        self.backend = str(dist.get_backend(group)).split(":")[-1]
+        device = torch.device(device)
+        self.backend = _backend_for(group, device)
         self._data, self._control, self._store = _open_groups(group, self.backend, timeout)
         self._average = dist.AllreduceOptions()
         self._average.reduceOp = dist.ReduceOp.AVG  # pyright: ignore[reportAttributeAccessIssue]
@@ -88,13 +100,13 @@ class TorchDistributedTransport(Transport):
         self._children = range(first, min(first + FAN_OUT, self.world_size))
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
         self._posted: deque[tuple[Any, torch.Tensor]] = deque()
-        self._device = _CudaLane() if self.backend == "nccl" else None
+        self._cuda = _CudaLane(device) if device.type == "cuda" else None
         self._direct = (
             DirectAverage(self._data, self.rank, self.world_size)
             if self.backend == "gloo" and 2 <= self.world_size <= MOST_RANKS
             else None
         )
-        self.reentrant = self._device is None
+        self.reentrant = self._cuda is None
         self.lockstep = self.backend == "gloo"
         self._closed = self._broken = False
         self._in_flight = 0
@@ -103,7 +115,7 @@ class TorchDistributedTransport(Transport):
     @property
     def stream(self) -> torch.cuda.Stream | None:
         """The stream that collectives are ordered on; None on the CPU."""
-        return self._device.stream if self._device is not None else None
+        return self._cuda.stream if self._cuda is not None else None
 
     def prepare(self, index: int, buffer: Any) -> tuple[torch.Tensor, int]:
         if index == 0 and self._direct is not None:
@@ -113,8 +125,8 @@ class TorchDistributedTransport(Transport):
 
     def start(self, handle: tuple[torch.Tensor, int], priority: int, done: Done) -> None:
         tensor, index = handle
-        if self._device is not None:
-            self._device.start(self._data, [tensor], self._average, done)
+        if self._cuda is not None:
+            self._cuda.start(self._data, [tensor], self._average, done)
             return
         with self._counting:
             self._in_flight += 1
@@ -197,16 +209,15 @@ class TorchDistributedTransport(Transport):
         group = self._control if buffer.device.type == "cpu" else self._data
         _broadcast(group, buffer).wait()
 
-    def broadcast_async(self, buffer: torch.Tensor) -> Any:
-        """Begin to overwrite ``buffer`` with rank 0's; ``wait()`` on what is returned.
+    def broadcast_async(self, buffer: torch.Tensor) -> Callable[[], object]:
+        """See ``Transport``. From a GPU it goes through the host, which waits for the GPU.
 
-        Chunks may be on their way meanwhile. NCCL wants collectives in one order on all ranks,
-        whatever group they are of, and this one's place among the chunks would be left to chance:
-        so from a GPU it goes through the host, which waits for the GPU.
+        NCCL wants collectives in one order on all ranks, whatever group they are of; this one's
+        place among the chunks would be left to chance.
         """
         if buffer.device.type == "cpu":
-            return _broadcast(self._control, buffer)
-        return StagedBroadcast(self._control, buffer, self.rank)
+            return _broadcast(self._control, buffer).wait
+        return StagedBroadcast(self._control, buffer, self.rank).wait
 
     def explain(self, error: BaseException) -> ByteSchedulerError:
         if isinstance(error, ByteSchedulerError):
@@ -249,8 +260,8 @@ class TorchDistributedTransport(Transport):
             return
         self._closed = True
         stuck = self._broken or self._in_flight > 0
-        if self._device is not None:
-            self._device.close()
+        if self._cuda is not None:
+            self._cuda.close()
         if self._direct is not None:
             self._direct.close(0.0 if stuck else FAREWELL.total_seconds())
         if stuck:
@@ -317,8 +328,8 @@ def _broadcast(group: Any, buffer: torch.Tensor) -> Any:
 class _CudaLane:
     """A stream for collectives, and a thread that waits for them on the GPU."""
 
-    def __init__(self) -> None:
-        self.stream = torch.cuda.Stream()
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
         self._events: queue.SimpleQueue[tuple[torch.cuda.Event, Done] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name="bytescheduler-cuda", daemon=True)
         self._thread.start()
@@ -347,6 +358,25 @@ class _CudaLane:
                 done(error)
             else:
                 done(None)
+
+
+def _backend_for(group: Any, device: torch.device) -> str:
+    """What ``group`` uses for tensors on ``device``; there may be another for other devices."""
+    user: Any = group if group is not None else dist.group.WORLD
+    try:
+        name = user._get_backend(device).name().lower()
+    except RuntimeError as error:
+        raise UsageError(
+            f"the process group must have a backend for gradients on {device}, got "
+            f"{dist.get_backend(group)!r}; pass init_process_group 'gloo' for the CPU, 'nccl' for "
+            "GPUs, or 'cpu:gloo,cuda:nccl'"
+        ) from error
+    if device.type != "cpu" and name != "nccl":
+        raise UsageError(
+            f"gradients on {device} are exchanged over NCCL only, got the backend {name!r}; pass "
+            "init_process_group 'nccl', or 'cpu:gloo,cuda:nccl'"
+        )
+    return name
 
 
 def _open_groups(group: Any, backend: str, timeout: float) -> tuple[Any, Any, dist.Store]:
