@@ -38,6 +38,7 @@ class Rank:
     ) -> None:
         self.layout = layout
         self.rank = transport.rank
+        self.transport = transport
         self.flat = np.zeros(layout.sizes.get("flat", 0), np.float32)
         self.exchange = Exchange(layout, {"flat": self.flat}, transport, sizes, observer)
 
@@ -546,5 +547,19 @@ def test_what_one_rank_does_not_wait_for_is_still_sent_before_the_next_round(eng
         exchange.wait([1])
         exchange.post(1)
         exchange.wait([0, 1])
+
+    assert run_ranks(ranks, work) == []
+
+
+def test_rank_0_looks_after_what_is_late():
+    _, ranks = make([10], sizes(64, 64), reentrant=True, ordered=False)
+    looked = threading.Event()
+    ranks[0].transport.look = looked.set
+
+    def work(rank: Rank) -> None:
+        if rank.rank == 1:
+            assert looked.wait(PATIENCE)
+        rank.exchange.post(0)
+        rank.exchange.wait([0])
 
     assert run_ranks(ranks, work) == []

@@ -108,8 +108,9 @@ def test_memory_for_others_gradients_is_used_again() -> None:
         assert _kept(opened[0]) == 0
 
 
+@pytest.mark.parametrize("others", ["others are sent", "it is looked after"])
 def test_what_another_rank_has_yet_to_send_does_not_hold_up_those_behind_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, others: str
 ) -> None:
     monkeypatch.setattr(_direct, "PATIENCE", 0.0)
     monkeypatch.setattr(_direct, "LEAST_PATIENCE", 0.0)
@@ -123,9 +124,12 @@ def test_what_another_rank_has_yet_to_send_does_not_hold_up_those_behind_it(
         fast.start(torch.ones(10), 1, sets(second))
         slow.start(torch.ones(10), 1, sets(threading.Event()))
         deadline = time.monotonic() + TIMEOUT
-        for tag in count(2):  # with each of them a thread may be found to be held up
-            if second.is_set() or time.monotonic() > deadline:
+        for tag in count(2):  # until a thread is found to be held up
+            if second.wait(0.001) or time.monotonic() > deadline:
                 break
+            if others == "it is looked after":
+                fast.look()
+                continue
             for end in (fast, slow):
                 end.start(torch.ones(10), tag, sets(threading.Event()))
         assert second.is_set()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 from bytescheduler.core.order import Follower, Leader
 from bytescheduler.transports.base import Transport
@@ -91,8 +90,10 @@ class Driver:
 
     def _serve(self, side: Leader | Follower) -> None:
         while not side.ended.is_set():
-            with suppress(queue.Empty):
+            try:
                 self._wakes.get(timeout=side.next_look)
+            except queue.Empty:
+                self._transport.look()
             side.pump()
 
     def _listen(self, follower: Follower) -> None:

@@ -69,6 +69,11 @@ class DirectAverage:
         stages = self._swap_whole if len(self._others) == 1 else self._swap_slices
         self._advance(stages(tensor, tag), (), done)
 
+    def look(self) -> None:
+        """See to messages behind one that is late; also done with each that is sent."""
+        if not self._under_way.empty() and self._held_up():
+            self._add_watcher()
+
     def forget(self) -> None:
         """Give back memory that was kept for chunks of sizes which do not come any more."""
         self._spare.clear()
@@ -132,8 +137,7 @@ class DirectAverage:
             done(None)
         else:
             self._under_way.put((stages, following, done))
-            if self._held_up():
-                self._add_watcher()
+            self.look()
 
     def _swap_whole(self, tensor: torch.Tensor, tag: int) -> Iterator[Works]:
         (peer,) = self._others

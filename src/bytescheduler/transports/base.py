@@ -112,6 +112,12 @@ class Transport(ABC):
         """
         return self.reentrant and not self.ordered
 
+    def look(self) -> None:  # noqa: B027
+        """On rank 0, where ``any_order``: called now and then while chunks are in flight.
+
+        One that is late should not keep those behind it from being ``done``.
+        """
+
     @abstractmethod
     def announce(self, message: Sequence[int]) -> None:
         """Rank 0: send at most MESSAGE_LIMIT 64-bit integers to all other ranks, in order.

@@ -125,16 +125,20 @@ class TorchDistributedTransport(Transport):
 
     def start(self, handle: tuple[torch.Tensor, int], priority: int, done: Done) -> None:
         tensor, index = handle
-        if self._cuda is not None:
-            self._cuda.start(self._data, [tensor], self._average, done)
-            return
+
+        def finished(error: BaseException | None) -> None:
+            done(self._outcome(error))
+
         with self._counting:
             self._in_flight += 1
-        if (direct := self._direct_for(tensor.nbytes)) is not None:
-            direct.start(tensor, index, lambda error: done(self._outcome(error)))
-            return
-        work = self._data.allreduce([tensor], self._average)
-        work.get_future().then(lambda future: done(self._outcome(_error_of(future))))
+        if self._cuda is not None:
+            launched = getattr(done, "launched", None)
+            self._cuda.start(self._data, tensor, self._average, launched, finished)
+        elif (direct := self._direct_for(tensor.nbytes)) is not None:
+            direct.start(tensor, index, finished)
+        else:
+            work = self._data.allreduce([tensor], self._average)
+            work.get_future().then(lambda future: finished(_error_of(future)))
 
     def average(self, handle: tuple[torch.Tensor, int], priority: int) -> Landed:
         tensor = handle[0]
@@ -161,6 +165,10 @@ class TorchDistributedTransport(Transport):
 
     def any_order(self, nbytes: int) -> bool:
         return self._direct_for(nbytes) is not None
+
+    def look(self) -> None:
+        if self._direct is not None:
+            self._direct.look()
 
     def _direct_for(self, nbytes: int) -> DirectAverage | None:
         return self._direct if nbytes <= MOST_BYTES else None
@@ -259,9 +267,9 @@ class TorchDistributedTransport(Transport):
         if self._closed:
             return
         self._closed = True
-        stuck = self._broken or self._in_flight > 0
         if self._cuda is not None:
-            self._cuda.close()
+            self._cuda.close(0.0 if self._broken else FAREWELL.total_seconds())
+        stuck = self._broken or self._in_flight > 0
         if self._direct is not None:
             self._direct.close(0.0 if stuck else FAREWELL.total_seconds())
         if stuck:
@@ -335,19 +343,26 @@ class _CudaLane:
         self._thread.start()
 
     def start(
-        self, group: Any, tensors: list[torch.Tensor], options: dist.AllreduceOptions, done: Done
+        self,
+        group: Any,
+        tensor: torch.Tensor,
+        options: dist.AllreduceOptions,
+        launched: Callable[[], None] | None,
+        done: Done,
     ) -> None:
         with torch.cuda.stream(self.stream):
-            group.allreduce(tensors, options).wait()  # orders the stream, not the host
+            group.allreduce([tensor], options).wait()  # orders the stream, not the host
             event = torch.cuda.Event(blocking=True)
             event.record(self.stream)
-        launched = getattr(done, "launched", None)
         if launched is not None:
             launched()
         self._events.put((event, done))
 
-    def close(self) -> None:
+    def close(self, timeout: float) -> None:
+        """Wait ``timeout`` seconds for what was started: to close its group would break it off."""
         self._events.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
 
     def _watch(self) -> None:
         while (item := self._events.get()) is not None:
