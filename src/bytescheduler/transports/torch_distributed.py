@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -47,10 +48,11 @@ __all__ = ["TorchDistributedTransport"]
 FAN_OUT: Final = 8
 FAREWELL: Final = timedelta(seconds=5)  # for the last announcement to be read
 GAVE_UP: Final = "bytescheduler/gave-up"
+FAILED: Final = "bytescheduler/failed"
 TAG: Final = 0x6273
 WINDOW: Final = 64  # announcements under way to one child, at most
 POSTED: Final = 4  # receives posted in advance
-ANSWER_TIMEOUT: Final = timedelta(seconds=3)  # for ranks to say that they are still there
+ANSWER_TIMEOUT: Final = 3.0  # seconds for all ranks to say that they are still there
 CONTROL_TIMEOUT: Final = timedelta(days=365)  # a pause between iterations is not a failure
 
 _opened: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # per user's group
@@ -108,7 +110,7 @@ class TorchDistributedTransport(Transport):
         )
         self.reentrant = self._cuda is None
         self.lockstep = self.backend == "gloo"
-        self._closed = self._broken = False
+        self._closed = self._broken = self._witnessed = False
         self._in_flight = 0
         self._counting = threading.Lock()
 
@@ -244,7 +246,7 @@ class TorchDistributedTransport(Transport):
         names = ", ".join(map(str, gone))
         return PeerLostError(
             f"rank {self.rank}: rank {names} did not answer within "
-            f"{ANSWER_TIMEOUT.seconds} s of a failure; it died or left. Engine: {error}",
+            f"{ANSWER_TIMEOUT:.0f} s of a failure; it died or left. Engine: {error}",
             gone,
         )
 
@@ -254,14 +256,21 @@ class TorchDistributedTransport(Transport):
             self._store.set(GAVE_UP, f"{self.rank}\0{reason}")
 
     def check(self) -> None:
+        """See ``Transport``; also raises where another rank has seen the engine fail.
+
+        This one may wait for a message of a rank that has stopped for that reason, and is not dead.
+        """
         try:
-            if not self._store.check([GAVE_UP]):
-                return
-            rank, _, reason = self._store.get(GAVE_UP).decode().partition("\0")
+            gave_up, failed = (self._store.check([key]) for key in (GAVE_UP, FAILED))
+            word = self._store.get(GAVE_UP if gave_up else FAILED) if gave_up or failed else b""
         except (RuntimeError, ConnectionError):
             return  # the engine itself will notice
-        if int(rank) != self.rank:
+        rank, _, reason = word.decode().partition("\0")
+        if not word or int(rank) == self.rank:
+            return
+        if gave_up:
             raise PeerLostError(f"rank {self.rank}: rank {rank} gave up: {reason}", (int(rank),))
+        raise self.explain(RuntimeError(f"rank {rank} has seen it fail"))
 
     def close(self) -> None:
         if self._closed:
@@ -300,14 +309,20 @@ class TorchDistributedTransport(Transport):
     def _witness(self) -> None:
         """Let the others know that this rank lives, at once, though its script may be busy."""
         self._broken = True
+        if self._witnessed:
+            return
         with suppress(RuntimeError, ConnectionError):
             self._store.set(f"bytescheduler/alive/{self.rank}", str(os.getpid()))
+            self._store.set(FAILED, str(self.rank))
+            self._witnessed = True
 
     def _silent_ranks(self) -> list[int] | None:
         """Ranks that do not answer; None if the store itself does not."""
         try:
             self._witness()
-            return [rank for rank in range(self.world_size) if not _answers(self._store, rank)]
+            deadline = time.monotonic() + ANSWER_TIMEOUT
+            ranks = range(self.world_size)
+            return [rank for rank in ranks if not _answers(self._store, rank, deadline)]
         except (RuntimeError, ConnectionError):
             return None
 
@@ -433,9 +448,13 @@ def _error_of(future: Any) -> BaseException | None:
     return None
 
 
-def _answers(store: dist.Store, rank: int) -> bool:
+def _answers(store: dist.Store, rank: int, deadline: float) -> bool:
+    key = f"bytescheduler/alive/{rank}"
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return store.check([key])
     try:
-        store.wait([f"bytescheduler/alive/{rank}"], ANSWER_TIMEOUT)
+        store.wait([key], timedelta(seconds=left))
     except (RuntimeError, dist.DistStoreError):
         return False
     return True
