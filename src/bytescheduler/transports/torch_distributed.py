@@ -256,9 +256,9 @@ class TorchDistributedTransport(Transport):
             self._store.set(GAVE_UP, f"{self.rank}\0{reason}")
 
     def check(self) -> None:
-        """See ``Transport``; also raises where another rank has seen the engine fail.
+        """See ``Transport``; also raises where a rank has seen the engine fail, this one included.
 
-        This one may wait for a message of a rank that has stopped for that reason, and is not dead.
+        What is waited for may be a message of a rank that has stopped for that reason, and lives.
         """
         try:
             gave_up, failed = (self._store.check([key]) for key in (GAVE_UP, FAILED))
@@ -266,11 +266,10 @@ class TorchDistributedTransport(Transport):
         except (RuntimeError, ConnectionError):
             return  # the engine itself will notice
         rank, _, reason = word.decode().partition("\0")
-        if not word or int(rank) == self.rank:
-            return
-        if gave_up:
+        if failed and not gave_up:
+            raise self.explain(RuntimeError(f"rank {rank} has seen it fail"))
+        if gave_up and int(rank) != self.rank:
             raise PeerLostError(f"rank {self.rank}: rank {rank} gave up: {reason}", (int(rank),))
-        raise self.explain(RuntimeError(f"rank {rank} has seen it fail"))
 
     def close(self) -> None:
         if self._closed:
