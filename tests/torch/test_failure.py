@@ -10,8 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from bytescheduler._ports import free_port
+from bytescheduler.exceptions import TransportError
+from bytescheduler.transports.torch_distributed import TorchDistributedTransport
 
 pytestmark = pytest.mark.multiprocess
 WORKER = Path(__file__).with_name("failing_worker.py")
@@ -83,6 +86,25 @@ def test_the_others_stop_and_name_who_is_gone(how, lost, mode):
         for error in survivors_end(job, lost):
             assert "PeerLostError" in error
             assert f"rank {lost}" in error.split("PeerLostError")[-1]
+
+
+def after_a_failure_on_rank_1(rank: int) -> str:
+    transport = TorchDistributedTransport()
+    transport.check()
+    dist.barrier()
+    if rank == 1:
+        transport._witness()
+    dist.barrier()
+    with pytest.raises(TransportError) as seen:
+        transport.check()
+    transport.close()
+    return str(seen.value)
+
+
+def test_a_failure_that_one_rank_has_seen_ends_the_waits_of_all(two_ranks):
+    texts = two_ranks.run(after_a_failure_on_rank_1)
+    two_ranks.stop()  # the groups of a failure stay open
+    assert all("has seen it fail" in text for text in texts)
 
 
 @pytest.mark.parametrize("mode", ["priority", "barrier"])
