@@ -57,9 +57,7 @@ class DirectAverage:
         self._others = [(rank + hop) % world_size for hop in range(1, world_size)]
         self._spare: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
         self._under_way: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._watchers: dict[
-            threading.Thread, float
-        ] = {}  # and since when each waits for a message
+        self._watchers: dict[threading.Thread, float] = {}  # since when each waits for a message
         self._usual = 0.0  # seconds that it takes
         self._lock = threading.Lock()
         self._add_watcher()

@@ -261,14 +261,15 @@ class TorchDistributedTransport(Transport):
         What is waited for may be a message of a rank that has stopped for that reason, and lives.
         """
         try:
-            gave_up, failed = (self._store.check([key]) for key in (GAVE_UP, FAILED))
-            word = self._store.get(GAVE_UP if gave_up else FAILED) if gave_up or failed else b""
+            key = next((key for key in (GAVE_UP, FAILED) if self._store.check([key])), None)
+            if key is None:
+                return
+            rank, _, reason = self._store.get(key).decode().partition("\0")
         except (RuntimeError, ConnectionError):
             return  # the engine itself will notice
-        rank, _, reason = word.decode().partition("\0")
-        if failed and not gave_up:
+        if key == FAILED:
             raise self.explain(RuntimeError(f"rank {rank} has seen it fail"))
-        if gave_up and int(rank) != self.rank:
+        if int(rank) != self.rank:
             raise PeerLostError(f"rank {self.rank}: rank {rank} gave up: {reason}", (int(rank),))
 
     def close(self) -> None:
