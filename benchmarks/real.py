@@ -1,8 +1,9 @@
 """``real``: real compute on the CPU over a shaped link, beside DistributedDataParallel.
 
 A convolutional network on digits and a small transformer on Python's documentation, two workers;
-and on request (``cnn-small``) a network so small that what each message costs the two processors
-counts as much as the order of messages.
+and on request a network so small that what each message costs the two processors counts as much as
+the order of messages (``cnn-small``), and batches four times as large (``cnn-long``,
+``transformer-long``): the same bytes beside four times the compute.
 All take turns of seconds in the same processes, each with the best of a few settings.
 The link gets the rate at which exchanging all gradients takes as long as computing them. The bound
 comes from the simulator, with layer times measured here and ``C`` measured alone. Processors are
@@ -27,7 +28,7 @@ from benchmarks.report import Progress, comparison_table, console, track
 from benchmarks.systems import SYSTEMS
 
 TASKS = ("cnn", "transformer")
-ON_REQUEST = ("cnn-small",)
+ON_REQUEST = ("cnn-small", "cnn-long", "transformer-long")
 CHUNKS_PER_MODEL = (32, 16)
 NAMES = ("ddp", "bytescheduler")
 WORKERS = 2

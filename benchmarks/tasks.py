@@ -40,11 +40,11 @@ def cnn_task(*, batch: int = 96, width: int = 32) -> Task:
     return make_network(seed=0, width=width), loss
 
 
-def transformer_task() -> Task:
+def transformer_task(*, batch: int = 16) -> Task:
     """A small transformer on Python's documentation."""
     torch.manual_seed(0)
     model = SmallTransformer()
-    batches = windows(documentation(), model.context, batch=16, seed=_place()[0])
+    batches = windows(documentation(), model.context, batch=batch, seed=_place()[0])
 
     def loss(model: nn.Module) -> Tensor:
         tokens = next(batches)
@@ -57,6 +57,8 @@ def transformer_task() -> Task:
 REAL_TASKS: dict[str, Callable[[], Task]] = {
     "cnn": lambda: cnn_task(width=64),
     "cnn-small": cnn_task,
+    "cnn-long": lambda: cnn_task(width=64, batch=384),
     "transformer": transformer_task,
+    "transformer-long": lambda: transformer_task(batch=64),
     "small": lambda: cnn_task(batch=16),
 }

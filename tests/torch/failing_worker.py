@@ -31,6 +31,13 @@ def die(step: int, rank: int) -> None:
         sys.exit(0)
 
 
+def freeze(model: torch.nn.Sequential, step: int, rank: int) -> None:
+    """On one rank alone."""
+    if HOW == "freeze" and (step, rank) == (6, WHO):
+        for parameter in model[1].parameters():
+            parameter.requires_grad_(False)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -45,6 +52,7 @@ def main() -> None:
     )
     steps = 10 if HOW == "finish" else 100_000
     for step in range(steps):
+        freeze(model, step, rank)
         optimizer.zero_grad()
         model(torch.randn(4, 64)).square().mean().backward()
         die(step, rank)

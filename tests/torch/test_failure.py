@@ -88,6 +88,19 @@ def test_the_others_stop_and_name_who_is_gone(how, lost, mode):
             assert f"rank {lost}" in error.split("PeerLostError")[-1]
 
 
+@pytest.mark.parametrize("who", [0, 2])
+@pytest.mark.parametrize("mode", ["priority", "barrier"])
+def test_freezing_parameters_on_one_rank_alone_ends_every_rank(who, mode):
+    with Job(3, "freeze", str(who), mode) as job:
+        job.wait_until_training()
+        errors = [*survivors_end(job, who), job.end(who, STOP)[2]]
+        words = [error.split("bytescheduler.exceptions.")[-1] for error in errors]
+        ours = ("RankMismatchError", "PeerLostError")
+        assert all(word.startswith(ours) for word in words), errors
+        rule = "the set of trainable parameters must change on all ranks alike"
+        assert any(word.startswith("RankMismatchError") and rule in word for word in words)
+
+
 def after_a_failure_on_rank_1(rank: int) -> str:
     transport = TorchDistributedTransport()
     transport.check()

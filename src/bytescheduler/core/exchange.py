@@ -186,7 +186,7 @@ class Exchange:
             self._try(self._land, self._lockstep)
         try:
             while not self._ledger.wait_returned(names, PULSE):
-                self._transport.check()
+                self._transport.check(self._steps)
         except ByteSchedulerError as error:
             raise self._explain(error) from error.__cause__
         if self._observer is not None:
@@ -217,6 +217,10 @@ class Exchange:
             self.compare(step)
         except RankMismatchError as error:
             raise self._explain(error) from None
+
+    def meet(self, what: str) -> None:
+        """Say that this rank compares ``what`` with the others now; who passes by will fail."""
+        self._transport.meet(what, self._steps)
 
     def reconfigure(self, settings: Settings) -> None:
         """Rank 0, between rounds: change sizes and mode on all ranks.
@@ -359,7 +363,7 @@ class Exchange:
             self._landed(chunk)
         else:
             self._ledger.raise_if_failed()
-            self._transport.check()
+            self._transport.check(self._steps)
 
     def _try(self, action: Callable[[Any], None], argument: Any) -> None:
         """Call the engine from the training thread; what fails is explained, as elsewhere."""

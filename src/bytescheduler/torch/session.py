@@ -447,7 +447,9 @@ class Session:
         self.make_current(list(self._stepped.values()))
         named = self._roster.trainable()
         facts = facts_of(named, "parameter")
-        agree(self.transport, "the set of trainable parameters", lambda: facts)
+        what = "the set of trainable parameters"
+        self.exchange.meet(what)
+        agree(self.transport, what, lambda: facts)
         kept = [self._slots[index].name for index in self.memory.layout.order]
         added = [name for name, _ in named if name not in set(kept)]
         self._rebuild(named, [*kept, *added])

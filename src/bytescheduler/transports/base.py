@@ -167,11 +167,21 @@ class Transport(ABC):
     def report(self, reason: str) -> None:  # noqa: B027 (an engine without means says nothing)
         """Leave word for the other ranks that this one gives up though its process lives."""
 
-    def check(self) -> None:  # noqa: B027
+    def meet(self, what: str, steps: int) -> None:  # noqa: B027
+        """Leave word that this rank comes to an ``exchange`` to compare ``what``, after ``steps``.
+
+        Ranks that compare in the same step count the same steps before it.
+        """
+
+    def check(self, steps: int = 0) -> None:  # noqa: B027
         """Look whether a rank has left such word; called about once a second while waiting.
 
+        Args:
+            steps: that this rank has ended.
+
         Raises:
-            PeerLostError: one has.
+            PeerLostError: one has given up.
+            RankMismatchError: one waits in an ``exchange`` that this rank has passed by.
         """
 
     @abstractmethod

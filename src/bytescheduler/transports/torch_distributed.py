@@ -36,6 +36,7 @@ import torch.distributed as dist
 from bytescheduler.exceptions import (
     ByteSchedulerError,
     PeerLostError,
+    RankMismatchError,
     TransportClosedError,
     TransportError,
     UsageError,
@@ -49,10 +50,12 @@ FAN_OUT: Final = 8
 FAREWELL: Final = timedelta(seconds=5)  # for the last announcement to be read
 GAVE_UP: Final = "bytescheduler/gave-up"
 FAILED: Final = "bytescheduler/failed"
+MEETING: Final = "bytescheduler/meeting"
 TAG: Final = 0x6273
 WINDOW: Final = 64  # announcements under way to one child, at most
 POSTED: Final = 4  # receives posted in advance
 ANSWER_TIMEOUT: Final = 3.0  # seconds for all ranks to say that they are still there
+PULSE: Final = timedelta(seconds=1)  # between looks whether a rank has given up
 CONTROL_TIMEOUT: Final = timedelta(days=365)  # a pause between iterations is not a failure
 
 _opened: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # per user's group
@@ -112,6 +115,7 @@ class TorchDistributedTransport(Transport):
         self.lockstep = self.backend == "gloo"
         self._closed = self._broken = self._witnessed = False
         self._in_flight = 0
+        self._exchanges = 0
         self._counting = threading.Lock()
 
     @property
@@ -205,14 +209,15 @@ class TorchDistributedTransport(Transport):
     def exchange(self, payload: bytes) -> list[bytes]:
         size = torch.tensor([len(payload)])
         sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
-        self._control.allgather([sizes], [size]).wait()
+        self._complete(self._control.allgather([sizes], [size]))
         longest = max(1, int(max(sizes)))
         mine = torch.zeros(longest, dtype=torch.uint8)
         mine[: len(payload)] = torch.frombuffer(bytearray(payload or b"\0"), dtype=torch.uint8)[
             : len(payload)
         ]
         all_ = [torch.zeros_like(mine) for _ in range(self.world_size)]
-        self._control.allgather([all_], [mine]).wait()
+        self._complete(self._control.allgather([all_], [mine]))
+        self._exchanges += 1
         return [bytes(data[: int(size)].numpy()) for data, size in zip(all_, sizes, strict=True)]
 
     def broadcast(self, buffer: Any) -> None:
@@ -232,6 +237,9 @@ class TorchDistributedTransport(Transport):
     def explain(self, error: BaseException) -> ByteSchedulerError:
         if isinstance(error, ByteSchedulerError):
             return error
+        known = self._who_gave_up()
+        if known is not None:
+            return known
         gone = self._silent_ranks()
         if gone is None:
             text = "the store that the ranks met in is gone too: the process that held it, rank 0 "
@@ -255,22 +263,23 @@ class TorchDistributedTransport(Transport):
         with suppress(RuntimeError, ConnectionError):
             self._store.set(GAVE_UP, f"{self.rank}\0{reason}")
 
-    def check(self) -> None:
+    def check(self, steps: int = 0) -> None:
         """See ``Transport``; also raises where a rank has seen the engine fail, this one included.
 
         What is waited for may be a message of a rank that has stopped for that reason, and lives.
         """
-        try:
-            key = next((key for key in (GAVE_UP, FAILED) if self._store.check([key])), None)
-            if key is None:
-                return
-            rank, _, reason = self._store.get(key).decode().partition("\0")
-        except (RuntimeError, ConnectionError):
-            return  # the engine itself will notice
-        if key == FAILED:
-            raise self.explain(RuntimeError(f"rank {rank} has seen it fail"))
-        if int(rank) != self.rank:
-            raise PeerLostError(f"rank {self.rank}: rank {rank} gave up: {reason}", (int(rank),))
+        known = self._who_gave_up()
+        if known is not None:
+            raise known
+        failed, meeting = self._read(FAILED), self._read(MEETING)
+        if failed:
+            raise self.explain(RuntimeError(f"rank {failed} has seen it fail"))
+        if meeting:
+            self._hold_against(meeting, steps)
+
+    def meet(self, what: str, steps: int) -> None:
+        with suppress(RuntimeError, ConnectionError):
+            self._store.set(MEETING, f"{self.rank}\0{self._exchanges}\0{steps}\0{what}")
 
     def close(self) -> None:
         if self._closed:
@@ -292,6 +301,49 @@ class TorchDistributedTransport(Transport):
             with suppress(AssertionError, RuntimeError, ValueError):
                 dist.destroy_process_group(group)
         del self._data, self._control, self._direct
+
+    def _complete(self, work: Any) -> None:
+        """Wait for ``work``, unless a rank that it needs gives up.
+
+        Raises:
+            ByteSchedulerError: one has, or the engine failed.
+        """
+        while True:
+            with suppress(RuntimeError):
+                work.wait(PULSE)  # raises when the time is over, too
+            if work.is_completed():
+                break
+            self.check()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self.explain(error) from error
+
+    def _read(self, key: str) -> str:
+        """The word under ``key``; empty if there is none, or the store is gone."""
+        with suppress(RuntimeError, ConnectionError):  # the engine itself will notice
+            if self._store.check([key]):
+                return self._store.get(key).decode()
+        return ""
+
+    def _who_gave_up(self) -> PeerLostError | None:
+        rank, _, reason = self._read(GAVE_UP).partition("\0")
+        if not rank or int(rank) == self.rank:
+            return None
+        return PeerLostError(f"rank {self.rank}: rank {rank} gave up: {reason}", (int(rank),))
+
+    def _hold_against(self, meeting: str, steps: int) -> None:
+        """Raise if a rank waits in a meeting that this one, ``steps`` done, has passed by.
+
+        The word stays when a meeting is over: the number of exchanges before it tells.
+        """
+        rank, exchanges, before, what = meeting.split("\0")
+        if int(exchanges) == self._exchanges and steps > int(before):
+            raise RankMismatchError(
+                f"rank {self.rank}: {what} must change on all ranks alike, before the same step; "
+                f"rank {rank} waits to compare it in step {int(before) + 1}, this one has passed "
+                "that step without a change"
+            )
 
     def _forward(self, packed: torch.Tensor) -> None:
         for child in self._children:
