@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from bytescheduler._ports import free_port
 from bytescheduler.exceptions import TransportError
+from bytescheduler.transports import torch_distributed
 from bytescheduler.transports.torch_distributed import TorchDistributedTransport
 
 pytestmark = pytest.mark.multiprocess
@@ -118,6 +120,21 @@ def test_a_failure_that_one_rank_has_seen_ends_the_waits_of_all(two_ranks):
     texts = two_ranks.run(after_a_failure_on_rank_1)
     two_ranks.stop()  # the groups of a failure stay open
     assert all("has seen it fail" in text for text in texts)
+
+
+def late_to_an_exchange(rank: int) -> list[bytes]:
+    torch_distributed.PULSE = timedelta(milliseconds=10)
+    transport = TorchDistributedTransport()
+    if rank == 1:
+        time.sleep(0.1)  # ten looks of the other
+    answers = transport.exchange(str(rank).encode())
+    transport.close()
+    return answers
+
+
+def test_a_rank_that_is_late_to_an_exchange_is_waited_for(two_ranks):
+    assert two_ranks.run(late_to_an_exchange) == [[b"0", b"1"]] * 2
+    two_ranks.stop()  # their patience was changed
 
 
 @pytest.mark.parametrize("mode", ["priority", "barrier"])
