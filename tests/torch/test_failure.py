@@ -122,11 +122,22 @@ def test_a_failure_that_one_rank_has_seen_ends_the_waits_of_all(two_ranks):
     assert all("has seen it fail" in text for text in texts)
 
 
+class Looking(TorchDistributedTransport):
+    """Counts the looks of a rank that waits."""
+
+    looks = 0
+
+    def check(self, steps: int = 0) -> None:
+        super().check(steps)
+        self.looks += 1
+        self._store.set(f"looked {self.looks} times", "")
+
+
 def late_to_an_exchange(rank: int) -> list[bytes]:
     torch_distributed.PULSE = timedelta(milliseconds=10)
-    transport = TorchDistributedTransport()
+    transport = Looking()
     if rank == 1:
-        time.sleep(0.1)  # ten looks of the other
+        transport._store.wait(["looked 10 times"], timedelta(seconds=STOP))
     answers = transport.exchange(str(rank).encode())
     transport.close()
     return answers

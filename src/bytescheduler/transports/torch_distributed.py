@@ -155,9 +155,7 @@ class TorchDistributedTransport(Transport):
         work = self._data.allreduce([tensor], self._average)
 
         def landed(seconds: float) -> bool:
-            with suppress(RuntimeError):
-                work.wait(timedelta(seconds=seconds))  # raises when the time is over, too
-            if not work.is_completed():
+            if not _ended(work, timedelta(seconds=seconds)):
                 return False
             try:
                 work.wait()
@@ -308,11 +306,7 @@ class TorchDistributedTransport(Transport):
         Raises:
             ByteSchedulerError: one has, or the engine failed.
         """
-        while True:
-            with suppress(RuntimeError):
-                work.wait(PULSE)  # raises when the time is over, too
-            if work.is_completed():
-                break
+        while not _ended(work, PULSE):
             self.check()
         try:
             work.wait()
@@ -490,6 +484,13 @@ def _open_groups(group: Any, backend: str, timeout: float) -> tuple[Any, Any, di
         for name, deadline in zip((backend, "gloo"), deadlines, strict=True)
     )
     return data, control, store
+
+
+def _ended(work: Any, patience: timedelta) -> bool:
+    """Wait for ``work``, so long at most; whether it has ended, well or not."""
+    with suppress(RuntimeError):
+        work.wait(patience)  # raises when the time is over, too
+    return work.is_completed()
 
 
 def _error_of(future: Any) -> BaseException | None:
